@@ -136,22 +136,24 @@ std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   return std::make_shared<engine::LazyStaging>(engine::WatchTensors{watch, delay}, look);
 }
 
-AsyncSave* started(Session& session, const Location& location, const SaveOptions& options,
-                   const nb::callable& prepare, const Deadline& deadline, const AsyncOptions& async,
-                   const nb::object& watched) {
+// Starts a save in a session. `watched`: of lazy staging, or None.
+AsyncSave* async_save(nb::handle session, const MakesSave& prepare, const nb::bytes& path,
+                      double seconds, const AsyncOptions& async, const nb::object& watched,
+                      const engine::SaveRequest* bare) {
+  const Entered entered;
   const auto lazy = lazy_with(watched);
-  const MadeSave made = made_by(prepare);
-  const Deadline end = options.by_files ? deadline : until(deadline, failure_of(made));
+  const SaveStart start = start_of(prepare, path, session, seconds, bare);
   std::optional<AsyncSave> save;
   try {
     without_gil([&](const Stop& stop) {
-      save = engine::OfSession::async_save(session, location, options, async,
-                                           end.with_interrupt(stop), view_of(made), lazy);
+      save = engine::OfSession::async_save(*start.session, start.location, start.options, async,
+                                           start.deadline.with_interrupt(stop), view_of(start.made),
+                                           lazy);
       saves().add(*save);
     });
   } catch (const Raised& raised) {  // a signal, perhaps after the save had been started
     if (save) save->abandon();
-    say_rank(raised, session.rank(), session.world_size());
+    say_rank(raised, start.rank, start.ranks);
     throw;
   }
   if (!watched.is_none()) {
@@ -164,20 +166,6 @@ AsyncSave* started(Session& session, const Location& location, const SaveOptions
     }
   }
   return new AsyncSave(*std::move(save));
-}
-
-AsyncSave* async_save_of(Session& session, const nb::callable& prepare, const nb::bytes& path,
-                         double seconds, const AsyncOptions& async, const nb::object& watched) {
-  const Entered entered;
-  return started(session, Location(path_of(path)), {}, prepare, end_after(seconds), async, watched);
-}
-
-AsyncSave* async_save_by_files_of(Session& session, const engine::SaveRequest& request,
-                                  const nb::callable& prepare, const AsyncOptions& async,
-                                  const nb::object& watched) {
-  const Entered entered;
-  const Deadline deadline = end_after(request.options.timeout);
-  return started(session, request.location, request.options, prepare, deadline, async, watched);
 }
 
 SaveResult result_of(const AsyncSave& save, double seconds) {
@@ -200,7 +188,7 @@ void wait_staged(const AsyncSave& save, double seconds) {
       length);
 }
 
-std::function<void()> callback_of(const nb::callable& callback) {
+std::function<void()> callback_of(const Told& callback) {
   return [kept = keep_alive(callback)] {
     with_gil("a callback of a save", [&] { kept_object(kept)(); });
   };
@@ -219,29 +207,17 @@ void bind_async(nb::module_& m) {
       .def("result", &result_of, "seconds"_a)
       .def(
           "on_staged",
-          [](const AsyncSave& save, const nb::callable& callback) {
-            save.staged().on_done(callback_of(callback));
-          },
-          "callback"_a,
-          nb::sig("def on_staged(self, callback: collections.abc.Callable[[], object]) -> None"))
+          [](const AsyncSave& save, const Told& told) { save.staged().on_done(callback_of(told)); },
+          "callback"_a)
       .def(
           "on_durable",
-          [](const AsyncSave& save, const nb::callable& callback) {
-            save.durable().on_done(callback_of(callback));
+          [](const AsyncSave& save, const Told& told) {
+            save.durable().on_done(callback_of(told));
           },
-          "callback"_a,
-          nb::sig("def on_durable(self, callback: collections.abc.Callable[[], object]) -> None"))
+          "callback"_a)
       .def("abandon", &AsyncSave::abandon);
-  m.def("async_save", &async_save_of, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
-        "watched"_a.none(),
-        nb::sig("def async_save(session: Session, prepare: collections.abc.Callable[[], "
-                "SaveRequest], path: bytes, seconds: float, options: AsyncOptions, watched: object "
-                "| None) -> AsyncSave"));
-  m.def("async_save_by_files", &async_save_by_files_of, "session"_a, "request"_a, "prepare"_a,
-        "options"_a, "watched"_a.none(),
-        nb::sig("def async_save_by_files(session: Session, request: SaveRequest, prepare: "
-                "collections.abc.Callable[[], SaveRequest], options: AsyncOptions, watched: object "
-                "| None) -> AsyncSave"));
+  m.def("async_save", &async_save, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
+        "watched"_a.none(), "bare"_a.none());
   m.def("end_async_saves", &end_saves, "seconds"_a);
 }
 

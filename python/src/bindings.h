@@ -68,7 +68,7 @@ StateNode object_node(nb::handle object);
 
 // A Python string from text that may contain paths, which need not be UTF-8. Invalid bytes become
 // surrogate escapes, so Python's own functions accept a path from it.
-nb::object python_text(std::string_view text);
+nb::str python_text(std::string_view text);
 
 // An Error for a Python exception, with the exception as its cause: other ranks get the error, the
 // caller on this rank gets the exception. A CheckpointError keeps its code. Needs the GIL.

@@ -35,7 +35,7 @@ void bind_reports(nb::module_& m) {
       .def_ro("keys", &ShortFile::keys, "Number of keys with items that reach beyond its end.")
       .def_prop_ro(
           "first_key", [](const ShortFile& file) { return python_text(file.first_key); },
-          nb::sig("def first_key(self) -> str"), "One of these keys.")
+          "One of these keys.")
       .def("__repr__", [](const ShortFile& file) {
         return "ShortFile(file='" + file.file + "', size=" + std::to_string(file.size) +
                ", expected=" + std::to_string(file.expected) +
@@ -297,7 +297,7 @@ void bind_values(nb::class_<Checkpoint>& bound) {
       .def(
           "tensor_attributes",
           [](const Checkpoint& c, const std::string& key, nb::handle bridge) {
-            nb::dict attributes;
+            nb::typed<nb::dict, nb::str, nb::object> attributes;
             const StoredTensor& tensor = tensor_of(c, key);
             const auto found = c.metadata().attributes.find(tensor.key);
             if (found == c.metadata().attributes.end()) return attributes;
@@ -306,8 +306,7 @@ void bind_values(nb::class_<Checkpoint>& bound) {
             }
             return attributes;
           },
-          "key"_a, "bridge"_a,
-          nb::sig("def tensor_attributes(self, key: str, bridge: object) -> dict[str, object]"))
+          "key"_a, "bridge"_a)
       .def(
           "common",
           [](const Checkpoint& c, nb::handle bridge) -> nb::object {
@@ -341,43 +340,37 @@ void bind_facts(nb::class_<Checkpoint>& bound) {
                      if (!c.save_record()) return std::nullopt;
                      return c.save_record()->world_size;
                    })
-      .def_prop_ro(
-          "hosts",
-          [](const Checkpoint& c) {
-            std::vector<nb::object> hosts;
-            if (!c.save_record()) return hosts;
-            for (const std::string& host : c.save_record()->hosts) {
-              hosts.push_back(python_text(host));
-            }
-            return hosts;
-          },
-          nb::sig("def hosts(self) -> list[str]"))
-      .def_prop_ro(
-          "save_timings",
-          [](const Checkpoint& c) {
-            nb::list timings;
-            if (!c.save_record()) return timings;
-            for (const auto& steps : c.save_record()->steps) {
-              nb::dict of_rank;
-              for (const SaveRecord::Step& step : steps) {
-                of_rank[python_text(step.name)] = step.seconds;
-              }
-              timings.append(of_rank);
-            }
-            return timings;
-          },
-          nb::sig("def save_timings(self) -> list[dict[str, float]]"))
-      .def_prop_ro(
-          "attributes",
-          [](const Checkpoint& c) {
-            nb::dict attributes;
-            if (!c.save_record()) return attributes;
-            for (const auto& [name, value] : c.save_record()->attributes) {
-              attributes[python_text(name)] = python_text(value);
-            }
-            return attributes;
-          },
-          nb::sig("def attributes(self) -> dict[str, str]"))
+      .def_prop_ro("hosts",
+                   [](const Checkpoint& c) {
+                     std::vector<nb::str> hosts;
+                     if (!c.save_record()) return hosts;
+                     for (const std::string& host : c.save_record()->hosts) {
+                       hosts.push_back(python_text(host));
+                     }
+                     return hosts;
+                   })
+      .def_prop_ro("save_timings",
+                   [](const Checkpoint& c) {
+                     nb::typed<nb::list, nb::typed<nb::dict, nb::str, double>> timings;
+                     if (!c.save_record()) return timings;
+                     for (const auto& steps : c.save_record()->steps) {
+                       nb::dict of_rank;
+                       for (const SaveRecord::Step& step : steps) {
+                         of_rank[python_text(step.name)] = step.seconds;
+                       }
+                       timings.append(of_rank);
+                     }
+                     return timings;
+                   })
+      .def_prop_ro("attributes",
+                   [](const Checkpoint& c) {
+                     nb::typed<nb::dict, nb::str, nb::str> attributes;
+                     if (!c.save_record()) return attributes;
+                     for (const auto& [name, value] : c.save_record()->attributes) {
+                       attributes[python_text(name)] = python_text(value);
+                     }
+                     return attributes;
+                   })
       .def_prop_ro("tensor_bytes", [](const Checkpoint& c) { return c.metadata().tensor_bytes(); });
 }
 

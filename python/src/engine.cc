@@ -23,10 +23,6 @@ namespace {
 
 using nb::literals::operator""_a;
 
-double seconds_since(std::chrono::steady_clock::time_point began) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-}
-
 // Of all steps, in milliseconds' precision.
 std::string seconds_text(const std::vector<StepTime>& timings) {
   double sum = 0;
@@ -105,19 +101,6 @@ void say_published(const Raised& raised, const std::optional<SaveResult>& result
   raised.add_note("this came too late to stop the save: " + location.describe() + " was published");
 }
 
-MadeSave made_by(const nb::callable& prepare) {
-  try {
-    return with_gil("making the state dict", [&] {
-      const auto began = std::chrono::steady_clock::now();
-      engine::SaveRequest made = std::move(nb::cast<engine::SaveRequest&>(prepare()));
-      made.preparing = seconds_since(began);
-      return made;
-    });
-  } catch (...) {
-    return current_error();
-  }
-}
-
 engine::MadeRequest view_of(const MadeSave& made) {
   if (const Error* const failed = failure_of(made)) return *failed;
   return engine::view_of(std::get<engine::SaveRequest>(made));
@@ -141,97 +124,65 @@ Deadline until(Deadline deadline, const Error* failed) {
   return brief.when() < deadline.when() ? brief : deadline;
 }
 
+SaveStart start_of(const MakesSave& prepare, const nb::bytes& path, nb::handle comm, double seconds,
+                   const engine::SaveRequest* bare) {
+  Location location(path_of(path));
+  const Deadline deadline = end_after(seconds);
+  Session* const session = session_of(comm);
+  SaveOptions options;
+  int rank = 0, ranks = 1;
+  if (bare != nullptr) {
+    options = bare->options;
+    std::tie(rank, ranks) = std::pair(options.by_files->rank, options.by_files->world_size);
+  } else if (session == nullptr) {
+    options.comm = to_communicator(comm);
+    std::tie(rank, ranks) = std::pair(options.comm.rank(), options.comm.size());
+  }
+  if (session != nullptr) std::tie(rank, ranks) = std::pair(session->rank(), session->world_size());
+  MadeSave made = made_by(prepare);
+  const Deadline end = options.by_files ? deadline : until(deadline, failure_of(made));
+  return {std::move(location), std::move(options), session, rank, ranks, end, std::move(made)};
+}
+
 namespace {
 
-// Runs a save without the GIL, as rank `rank` of `ranks`.
-SaveResult run_save(const Location& location, int rank, int ranks, Deadline deadline,
-                    const std::function<SaveResult(Deadline)>& run) {
+// `prepare` returns a request; an exception of it is this rank's first message to the others.
+// `path`: the location, empty if the path is invalid, which `prepare` reports.
+SaveResult save_state(const MakesSave& prepare, const nb::bytes& path, nb::handle comm,
+                      double seconds, const engine::SaveRequest* bare) {
+  const Entered entered;
+  const SaveStart start = start_of(prepare, path, comm, seconds, bare);
   std::optional<SaveResult> result;
   try {
-    without_gil([&](const Stop& stop) { result = run(deadline.with_interrupt(stop)); });
+    without_gil([&](const Stop& stop) {
+      const Deadline end = start.deadline.with_interrupt(stop);
+      const engine::MadeRequest request = view_of(start.made);
+      result =
+          start.session != nullptr
+              ? engine::OfSession::save(*start.session, start.location, start.options, end, request)
+              : engine::save_in_a_row({start.location, start.options, end}, request);
+    });
   } catch (const Raised& raised) {
-    say_rank(raised, rank, ranks);
-    say_published(raised, result, location);
+    say_rank(raised, start.rank, start.ranks);
+    say_published(raised, result, start.location);
     throw;
   }
   return *std::move(result);
 }
 
-// A rank's save in a session. `options` says how the ranks meet.
-SaveResult save_in_session(Session& session, const Location& location, const SaveOptions& options,
-                           Deadline deadline, const MadeSave& made) {
-  return run_save(location, session.rank(), session.world_size(), deadline, [&](Deadline end) {
-    return engine::OfSession::save(session, location, options, end, view_of(made));
-  });
-}
-
-// `prepare` returns a request; an exception of it is this rank's first message to the others.
-// `path`: the location, empty if the path is invalid, which `prepare` reports. `comm` may be a
-// session.
-SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
-                      double seconds) {
-  const Entered entered;
-  const Location location(path_of(path));
-  const Deadline deadline = end_after(seconds);
-  SaveOptions options;
-  Session* const session = session_of(comm);
-  if (session == nullptr) options.comm = to_communicator(comm);
-  const MadeSave made = made_by(prepare);
-  const Deadline end = until(deadline, failure_of(made));
-  if (session != nullptr) return save_in_session(*session, location, options, end, made);
-  return run_save(location, options.comm.rank(), options.comm.size(), end, [&](Deadline last) {
-    return engine::save_in_a_row({location, options, last}, view_of(made));
-  });
-}
-
 // engine::difference_from_saved() with the checkpoint at `path`.
-std::string difference_from_saved(const nb::callable& prepare, const nb::bytes& path,
-                                  Session& session, double seconds) {
+std::string difference_from_saved(const MakesSave& prepare, const nb::bytes& path,
+                                  nb::handle session, double seconds) {
   const Entered entered;
-  const Location location(path_of(path));
-  const Deadline deadline = end_after(seconds);
-  const MadeSave made = made_by(prepare);
-  const Deadline end = until(deadline, failure_of(made));
-  return as_rank(session.rank(), session.world_size(), [&] {
+  const SaveStart start = start_of(prepare, path, session, seconds, nullptr);
+  return as_rank(start.rank, start.ranks, [&] {
     return without_gil([&](const Stop& stop) {
-      return engine::OfSession::difference(session, location, {}, end.with_interrupt(stop),
-                                           view_of(made));
+      return engine::OfSession::difference(*start.session, start.location, {},
+                                           start.deadline.with_interrupt(stop),
+                                           view_of(start.made));
     });
   });
 }
-
-// A rank's save by files. `options` is a request without a state. `prepare` returns the complete
-// request; if it raises, the error is left for the ranks that wait. `session` may be None.
-SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::callable& prepare,
-                               nb::handle session) {
-  const Entered entered;
-  const ByFiles& files = options.options.by_files.value();
-  const Deadline deadline = end_after(options.options.timeout);
-  const MadeSave made = made_by(prepare);
-  if (Session* const kept = session_of(session)) {
-    return save_in_session(*kept, options.location, options.options, deadline, made);
-  }
-  return run_save(options.location, files.rank, files.world_size, deadline, [&](Deadline end) {
-    return engine::save_in_a_row({options.location, options.options, end}, view_of(made));
-  });
-}
-
-}  // namespace
-
-std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
-  try {
-    return with_gil("making the state dict", [&] {
-      const auto began = std::chrono::steady_clock::now();
-      BridgedLoad made = std::move(nb::cast<BridgedLoad&>(prepare()));
-      made.preparing = seconds_since(began);
-      return made;
-    });
-  } catch (...) {
-    return current_error();
-  }
-}
-
-namespace {
 
 // Gives Python what was loaded; returns why it could not take it.
 std::optional<Error> give(const nb::callable& take, const BridgedLoad& asked,
@@ -399,17 +350,9 @@ void bind_engine(nb::module_& m) {
   nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "options"_a,
            nb::kw_only(), "progress"_a.none(), "optimizer"_a);
-  m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
-        nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
-                "object, seconds: float) -> SaveResult"));
+  m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a, "bare"_a.none());
   m.def("difference_from_saved", &difference_from_saved, "prepare"_a, "path"_a, "session"_a,
-        "seconds"_a,
-        nb::sig("def difference_from_saved(prepare: collections.abc.Callable[[], SaveRequest], "
-                "path: bytes, session: Session, seconds: float) -> str"));
-  m.def("save_by_files", &save_by_files_state, "options"_a, "prepare"_a,
-        "session"_a.none() = nb::none(),
-        nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "
-                "SaveRequest], session: Session | None = None) -> SaveResult"));
+        "seconds"_a);
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "

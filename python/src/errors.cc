@@ -67,11 +67,11 @@ Hint hint_of(nb::handle raised) {
 
 }  // namespace
 
-nb::object python_text(std::string_view text) {
+nb::str python_text(std::string_view text) {
   PyObject* decoded =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
   if (decoded == nullptr) throw nb::python_error();
-  return nb::steal(decoded);
+  return nb::steal<nb::str>(decoded);
 }
 
 nb::object exception_of(const Error& error) {

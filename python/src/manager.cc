@@ -22,30 +22,26 @@ void bind_step_info(nb::module_& m) {
   };
   nb::class_<StepInfo>(m, "StepInfo", "What the folder of a run's step holds.")
       .def_ro("step", &StepInfo::step)
-      .def_prop_ro("name", text(&StepInfo::name), nb::sig("def name(self) -> str"),
-                   "The folder's name in the run's directory.")
+      .def_prop_ro("name", text(&StepInfo::name), "The folder's name in the run's directory.")
       .def_prop_ro(
           "state", [](const StepInfo& info) { return std::string(to_string(info.state)); },
           "\"durable\": a complete checkpoint. \"unfinished\": it is being saved, or its save "
           "ended "
           "early. \"damaged\": a checkpoint that can't be read, or whose files are missing or cut. "
           "\"foreign\": a checkpoint that Tilestone can't read.")
-      .def_prop_ro("problem", text(&StepInfo::problem), nb::sig("def problem(self) -> str"),
-                   "Why it is not durable; empty if it is.")
+      .def_prop_ro("problem", text(&StepInfo::problem), "Why it is not durable; empty if it is.")
       .def_ro("is_saved_to", &StepInfo::is_saved_to,
               "Whether a save, a repair or a removal is under way there.")
       .def_ro("is_link", &StepInfo::is_link,
               "Whether the folder is a symbolic link. Such a step is never removed.")
       .def_ro("format", &StepInfo::format)
       .def_ro("dialect", &StepInfo::dialect)
-      .def_prop_ro("writer", text(&StepInfo::writer), nb::sig("def writer(self) -> str"),
-                   "The program that saved it.")
+      .def_prop_ro("writer", text(&StepInfo::writer), "The program that saved it.")
       .def_ro("bytes", &StepInfo::bytes, "Bytes of all its files.")
       .def_ro("time", &StepInfo::time, "When it was saved, in seconds since 1970; None: not known.")
       .def_ro("metrics", &StepInfo::metrics, "The metrics that were given when it was saved.")
       .def_prop_ro(
           "line", [](const StepInfo& info) { return python_text(run_name(info.lineage)); },
-          nb::sig("def line(self) -> str"),
           "The id of the run that saved it; \"older\": it has none.")
       .def_prop_ro(
           "ordinal", [](const StepInfo& info) { return info.lineage.ordinal; },

@@ -51,11 +51,9 @@ void bind_megatron_run(nb::module_& m) {
         const Location location(path_of(run));
         const auto problem =
             without_gil([&] { return engine::megatron_problem(location, {iteration, release}); });
-        return problem ? python_text(problem->what()) : nb::none();
+        return problem ? std::optional(python_text(problem->what())) : std::nullopt;
       },
-      "run"_a, "iteration"_a, "release"_a,
-      nb::sig("def megatron_problem(run: bytes, iteration: int, release: bool) -> str | None"),
-      "Why it can't be loaded; None: it can.");
+      "run"_a, "iteration"_a, "release"_a, "Why it can't be loaded; None: it can.");
   m.def(
       "move_megatron_tracker",
       [](const nb::bytes& run, uint64_t iteration, bool release, uint64_t interval,

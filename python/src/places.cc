@@ -119,8 +119,7 @@ void bind_places(nb::module_& m) {
       [](const nb::bytes& path) {
         return python_text(Location(path_of(path)).resolved_identity());
       },
-      "path"_a, nb::sig("def identity_of(path: bytes) -> str"),
-      "The text that is the same for each path that leads to a place.");
+      "path"_a, "The text that is the same for each path that leads to a place.");
   m.def(
       "is_url", [](const nb::bytes& path) { return engine::is_url(path_of(path)); }, "path"_a,
       "Whether a path is a URL, as it was written or as pathlib shortens it.");

@@ -1,8 +1,10 @@
 // Functions shared by saves in one call and saves in steps.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <variant>
 
 #include "python/src/bindings.h"
@@ -40,9 +42,25 @@ Session* session_of(nb::handle object);
 // must learn of the failure.
 using MadeSave = std::variant<engine::SaveRequest, Error>;
 
-// Calls `prepare`, which returns a SaveRequest. An exception becomes the Error, which has it as its
-// cause.
-MadeSave made_by(const nb::callable& prepare);
+// Calls `prepare`, which returns a request of type T. An exception becomes the Error, which has it
+// as its cause.
+template <typename T>
+std::variant<T, Error> made_of(const nb::callable& prepare) {
+  try {
+    return with_gil("making the state dict", [&] {
+      const auto began = std::chrono::steady_clock::now();
+      T made = std::move(nb::cast<T&>(prepare()));
+      made.preparing =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+      return made;
+    });
+  } catch (...) {
+    return current_error();
+  }
+}
+inline MadeSave made_by(const nb::callable& prepare) {
+  return made_of<engine::SaveRequest>(prepare);
+}
 engine::MadeRequest view_of(const MadeSave& made);
 // Whether the error was caused by KeyboardInterrupt or SystemExit.
 bool ends_the_program(const Error& error);
@@ -50,6 +68,25 @@ bool ends_the_program(const Error& error);
 // rank that was to end (KeyboardInterrupt, SystemExit) waits for the others a few seconds only.
 Deadline until(Deadline deadline, const Error* failed);
 inline const Error* failure_of(const MadeSave& made) { return std::get_if<Error>(&made); }
+
+// A Python function that makes a rank's request.
+using MakesSave = nb::typed<nb::callable, engine::SaveRequest()>;
+// A Python function that is told that something has happened.
+using Told = nb::typed<nb::callable, nb::object()>;
+
+// What any save begins with: its place, who takes part, and this rank's request.
+struct SaveStart {
+  Location location;
+  SaveOptions options;
+  Session* session;  // null: none
+  int rank, ranks;
+  Deadline deadline;
+  MadeSave made;
+};
+// `bare`: of a save by files, the request without its state; otherwise null. `comm`: a communicator
+// or session; by files a session or None.
+SaveStart start_of(const MakesSave& prepare, const nb::bytes& path, nb::handle comm, double seconds,
+                   const engine::SaveRequest* bare);
 
 // A rank's request for a load, and the bridge that made its tree.
 struct BridgedLoad {
@@ -62,6 +99,8 @@ struct BridgedLoad {
   std::optional<engine::OptimizerRequest> optimizer = std::nullopt;
 };
 // The same for a load, whose `prepare` returns a LoadRequest.
-std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare);
+inline std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
+  return made_of<BridgedLoad>(prepare);
+}
 
 }  // namespace tilestone::python

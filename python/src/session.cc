@@ -33,7 +33,7 @@ Session made_session(nb::handle comm, double seconds, const nb::object& check) {
 }
 
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.
-uint64_t prepare(Session& session, const nb::callable& make,
+uint64_t prepare(Session& session, const MakesSave& make,
                  std::optional<uint64_t> max_staged_bytes) {
   const Entered entered;
   const MadeSave made = made_by(make);
@@ -88,8 +88,6 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("token", &Session::token)
       .def_prop_ro("stats", &Session::stats)
       .def("prepare", &prepare, "make"_a, "max_staged_bytes"_a.none(),
-           nb::sig("def prepare(self, make: collections.abc.Callable[[], SaveRequest], "
-                   "max_staged_bytes: int | None) -> int"),
            "Prepares staging memory for a state; returns its size in bytes.")
       .def("by_files", &by_files, "path"_a,
            "This rank's part in the next save by files to a path. Each call counts as one save.");

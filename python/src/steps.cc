@@ -148,47 +148,21 @@ class StepwiseSave {
   uint64_t bytes_ = 0;
 };
 
-// Python owns the returned object. `session`: null without one; then `options` says how the ranks
-// meet.
-StepwiseSave* begun(Session* session, const Location& location, const SaveOptions& options,
-                    std::pair<int, int> rank_of, Deadline deadline, const MadeSave& made) {
-  auto save = std::make_unique<StepwiseSave>(rank_of.first, rank_of.second, location);
-  const Deadline end = save->heeding_interrupts(deadline);
+StepwiseSave* begin_save(const MakesSave& prepare, const nb::bytes& path, nb::handle comm,
+                         double seconds, const engine::SaveRequest* bare) {
+  const Entered entered;
+  const SaveStart start = start_of(prepare, path, comm, seconds, bare);
+  auto save = std::make_unique<StepwiseSave>(start.rank, start.ranks, start.location);
+  const Deadline end = save->heeding_interrupts(start.deadline);
   save->begin([&] {
-    if (session == nullptr) return engine::begin_in_steps({location, options, end}, view_of(made));
-    return engine::OfSession::begin_save(*session, location, options, end, view_of(made));
+    const engine::MadeRequest request = view_of(start.made);
+    if (start.session == nullptr) {
+      return engine::begin_in_steps({start.location, start.options, end}, request);
+    }
+    return engine::OfSession::begin_save(*start.session, start.location, start.options, end,
+                                         request);
   });
   return save.release();
-}
-
-std::pair<int, int> rank_in(const Session& session) {
-  return {session.rank(), session.world_size()};
-}
-
-// Like save_state() and save_by_files_state() in engine.cc.
-StepwiseSave* begin_save_of(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
-                            double seconds) {
-  const Entered entered;
-  const Location location(path_of(path));
-  const Deadline deadline = end_after(seconds);
-  SaveOptions options;
-  Session* const session = session_of(comm);
-  if (session == nullptr) options.comm = to_communicator(comm);
-  const auto rank =
-      session != nullptr ? rank_in(*session) : std::pair(options.comm.rank(), options.comm.size());
-  const MadeSave made = made_by(prepare);
-  return begun(session, location, options, rank, until(deadline, failure_of(made)), made);
-}
-
-StepwiseSave* begin_save_by_files_of(const engine::SaveRequest& options,
-                                     const nb::callable& prepare, nb::handle session) {
-  const Entered entered;
-  const ByFiles& files = options.options.by_files.value();
-  const Deadline deadline = end_after(options.options.timeout);
-  Session* const kept = session_of(session);
-  const auto rank = kept != nullptr ? rank_in(*kept) : std::pair(files.rank, files.world_size);
-  const MadeSave made = made_by(prepare);
-  return begun(kept, options.location, options.options, rank, deadline, made);
 }
 
 }  // namespace
@@ -204,14 +178,8 @@ void bind_steps(nb::module_& m) {
       .def("report", &StepwiseSave::report)
       .def("publish", &StepwiseSave::publish)
       .def("give_up", &StepwiseSave::give_up);
-  m.def("begin_save", &begin_save_of, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
-        nb::sig("def begin_save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, "
-                "comm: object, seconds: float) -> StepwiseSave"));
-  m.def("begin_save_by_files", &begin_save_by_files_of, "options"_a, "prepare"_a,
-        "session"_a.none() = nb::none(),
-        nb::sig("def begin_save_by_files(options: SaveRequest, prepare: "
-                "collections.abc.Callable[[], SaveRequest], session: Session | None = None) -> "
-                "StepwiseSave"));
+  m.def("begin_save", &begin_save, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
+        "bare"_a.none());
 }
 
 }  // namespace tilestone::python

@@ -139,7 +139,7 @@ bool holds(const StoreCalls& calls, const std::string& name, ByteView bytes,
 bool put_whole(const StoreCalls& calls, const std::string& name, ByteView bytes,
                const std::optional<std::string>& tag, const Deadline& deadline) {
   return in_store("put", name, deadline, [&] {
-    const nb::object condition = tag ? python_text(*tag) : nb::none();
+    const nb::object condition = tag ? nb::object(python_text(*tag)) : nb::object(nb::none());
     return nb::cast<bool>(calls.put(python_text(name), python_bytes(bytes), condition));
   });
 }

@@ -38,7 +38,7 @@ void bind_unpublished(nb::module_& m) {
       .def_ro("missing", &UnpublishedSave::missing, "The lowest of these ranks, at most 16.")
       .def_prop_ro(
           "failure", [](const UnpublishedSave& save) { return python_text(save.failure); },
-          nb::sig("def failure(self) -> str"), "The error that a rank recorded; empty if none did.")
+          "The error that a rank recorded; empty if none did.")
       .def_ro("abandoned", &UnpublishedSave::abandoned,
               "Whether it was abandoned: it can't be published, and gc removes its files.")
       .def_ro("alive", &UnpublishedSave::alive,
@@ -46,9 +46,7 @@ void bind_unpublished(nb::module_& m) {
               "watched, False if none changed for a minute, otherwise None.")
       .def_prop_ro("complete", &UnpublishedSave::complete,
                    "Whether all its ranks have written, so that it can be published.")
-      .def(
-          "__str__", [](const UnpublishedSave& save) { return python_text(save.text); },
-          nb::sig("def __str__(self) -> str"))
+      .def("__str__", [](const UnpublishedSave& save) { return python_text(save.text); })
       .def("__repr__", [](const UnpublishedSave& save) {
         return "UnpublishedSave(save_id='" + save.save_id +
                "', world_size=" + std::to_string(save.world_size) +

@@ -1,5 +1,6 @@
 #include "python/src/writable.h"
 #include "tilestone/base/memory_map.h"
+#include "tilestone/state/node_walk.h"
 
 namespace tilestone::python {
 namespace {
@@ -37,24 +38,6 @@ class WritableChecker {
     } else if (const auto* tensor = node.get_if<ShardedTensor>()) {
       check(tensor->data, [&] { return tensor->key; });
       for (const Piece& piece : tensor->pieces) check(piece.data, [&] { return tensor->key; });
-    } else if (const auto* dict = node.get_if<StateDict>()) {
-      visit(*dict, path);
-    } else if (const auto* list = node.get_if<StateList>()) {
-      Path below = path;
-      below.emplace_back(int64_t{0});
-      for (size_t i = 0; i < list->size(); ++i) {
-        below.back() = static_cast<int64_t>(i);
-        visit((*list)[i], below);
-      }
-    }
-  }
-
-  void visit(const StateDict& dict, const Path& path) {
-    Path below = path;
-    below.emplace_back();
-    for (const auto& [key, child] : dict.entries()) {
-      below.back() = key;
-      visit(child, below);
     }
   }
 
@@ -79,6 +62,10 @@ void check_writable(const TensorView& target, const std::string& key) {
   if (!is_writable_now(extent.begin, extent.bytes)) refuse(key);
 }
 
-void check_writable(const StateDict& wanted) { WritableChecker().visit(wanted, {}); }
+void check_writable(const StateDict& wanted) {
+  WritableChecker checker;
+  for_each_node(wanted,
+                [&](const StateNode& node, const Path& path) { checker.visit(node, path); });
+}
 
 }  // namespace tilestone::python

@@ -187,44 +187,6 @@ int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
   return kOk;
 }
 
-// A value as JSON. What JSON lacks becomes text: bytes, objects of classes, NaN, ints beyond 64
-// bits. Values that were read are not deeper than the reader allows.
-Json json_value(const Value& value) {
-  switch (value.kind()) {
-    case Value::Kind::kNull:
-      return nullptr;
-    case Value::Kind::kBool:
-      return value.as_bool();
-    case Value::Kind::kInt:
-      return value.as_int();
-    case Value::Kind::kFloat:
-      if (std::isfinite(value.as_float())) return value.as_float();
-      break;
-    case Value::Kind::kString:
-      return value.as_string();
-    case Value::Kind::kList:
-    case Value::Kind::kTuple: {
-      Json out = Json::array();
-      for (const Value& item : value.items()) out.push_back(json_value(item));
-      return out;
-    }
-    case Value::Kind::kDict: {
-      Json out = Json::object();
-      for (const auto& [key, item] : value.as_dict()) {
-        out[key.kind() == Value::Kind::kString ? key.as_string() : to_string(key)] =
-            json_value(item);
-      }
-      return out;
-    }
-    case Value::Kind::kTensor:
-      return {{"dtype", to_string(value.as_tensor().dtype)},
-              {"shape", value.as_tensor().shape.span()}};
-    default:
-      break;
-  }
-  return to_string(value, SIZE_MAX);
-}
-
 // The key that Megatron-Core reserves for the common state.
 constexpr std::string_view kCommonKey = "common_state";
 

@@ -233,30 +233,13 @@ std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTens
   return {begin, end};
 }
 
-// A scalar as a JSON scalar, anything else as text.
-Json json_of(const Value& value) {
-  switch (value.kind()) {
-    case Value::Kind::kNull:
-      return nullptr;
-    case Value::Kind::kBool:
-      return value.as_bool();
-    case Value::Kind::kInt:
-      return value.as_int();
-    case Value::Kind::kFloat:
-      return value.as_float();
-    case Value::Kind::kString:
-      return value.as_string();
-    default:
-      return to_string(value);
-  }
-}
-
 Json tensor_json(const Metadata& metadata, const StoredTensor& tensor) {
   Json out = {
       {"key", tensor.key}, {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape.span()}};
   const auto attributes = metadata.attributes.find(tensor.key);
   if (attributes != metadata.attributes.end()) {
-    for (const auto& [name, value] : attributes->second) out["attributes"][name] = json_of(value);
+    for (const auto& [name, value] : attributes->second)
+      out["attributes"][name] = json_value(value);
   }
   out["chunks"] = Json::array();
   for (const StoredChunk& chunk : tensor.chunks) {

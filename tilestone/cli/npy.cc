@@ -37,38 +37,13 @@ std::string header(const TensorView& tensor) {
 bool npy_has(DType dtype) { return npy_descr(dtype)[1] != 'V'; }
 
 std::string npy_descr(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return "|b1";
-    case DType::kUInt8:
-      return "|u1";
-    case DType::kInt8:
-      return "|i1";
-    case DType::kUInt16:
-      return "<u2";
-    case DType::kInt16:
-      return "<i2";
-    case DType::kUInt32:
-      return "<u4";
-    case DType::kInt32:
-      return "<i4";
-    case DType::kUInt64:
-      return "<u8";
-    case DType::kInt64:
-      return "<i8";
-    case DType::kFloat16:
-      return "<f2";
-    case DType::kFloat32:
-      return "<f4";
-    case DType::kFloat64:
-      return "<f8";
-    case DType::kComplex64:
-      return "<c8";
-    case DType::kComplex128:
-      return "<c16";
-    default:
-      return fmt::format("|V{}", itemsize(dtype));
+  const uint64_t size = itemsize(dtype);
+  for (const std::string_view kind : {"uint", "int", "float", "complex"}) {
+    if (to_string(dtype) != fmt::format("{}{}", kind, 8 * size)) continue;
+    if (dtype != DType::kComplex32)
+      return fmt::format("{}{}{}", size == 1 ? '|' : '<', kind[0], size);
   }
+  return dtype == DType::kBool ? "|b1" : fmt::format("|V{}", size);
 }
 
 void write_npy(const std::string& path, const TensorView& tensor) {

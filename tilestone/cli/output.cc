@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
@@ -188,6 +190,42 @@ bool matches(const std::vector<std::string>& patterns, const std::string& key) {
          std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
            return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
          });
+}
+
+nlohmann::ordered_json json_value(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::kNull:
+      return nullptr;
+    case Value::Kind::kBool:
+      return value.as_bool();
+    case Value::Kind::kInt:
+      return value.as_int();
+    case Value::Kind::kFloat:
+      if (std::isfinite(value.as_float())) return value.as_float();
+      break;
+    case Value::Kind::kString:
+      return value.as_string();
+    case Value::Kind::kList:
+    case Value::Kind::kTuple: {
+      auto out = nlohmann::ordered_json::array();
+      for (const Value& item : value.items()) out.push_back(json_value(item));
+      return out;
+    }
+    case Value::Kind::kDict: {
+      auto out = nlohmann::ordered_json::object();
+      for (const auto& [key, item] : value.as_dict()) {
+        out[key.kind() == Value::Kind::kString ? key.as_string() : to_string(key)] =
+            json_value(item);
+      }
+      return out;
+    }
+    case Value::Kind::kTensor:
+      return {{"dtype", to_string(value.as_tensor().dtype)},
+              {"shape", value.as_tensor().shape.span()}};
+    default:
+      break;
+  }
+  return to_string(value, SIZE_MAX);
 }
 
 }  // namespace tilestone::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,10 @@ std::string shape_text(const Dims& shape);
 // The number of copies of chunks and objects, and the bytes of their elements and items.
 uint64_t copies_in(const Metadata& metadata);
 uint64_t copy_bytes(const Metadata& metadata);
+
+// A value as JSON. What JSON lacks becomes text: bytes, objects of classes, NaN, ints beyond 64
+// bits. Values that were read are not deeper than the reader allows.
+nlohmann::ordered_json json_value(const Value& value);
 
 // A table whose columns are padded to their widest cell. `alignment` has 'l' or 'r' per column.
 class Table {

@@ -1,8 +1,8 @@
 #include "tilestone/format/manifest.h"
 
-#include <limits>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
@@ -27,63 +27,19 @@ constexpr uint64_t kSmallestRange = 9;  // bytes of an encoded ManifestTable::Ra
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
 }
 
-int to_int(uint64_t value, const ByteReader& reader) {
-  if (value > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
-    reader.fail("a world size exceeds the range of int");
-  }
-  return static_cast<int>(value);
-}
-
-IndexSum decode_sum(ByteReader& reader) {
-  IndexSum sum;
-  sum.name = reader.string();
-  sum.size = reader.u64();
-  sum.xxh3 = reader.u64();
-  const uint8_t role = reader.u8();
-  if (role > static_cast<uint8_t>(IndexRole::kAfter)) {
-    reader.fail("an index file has an unknown role");
-  }
-  sum.role = static_cast<IndexRole>(role);
-  return sum;
-}
-
-Bytes encode_attributes(const std::map<std::string, std::string>& attributes) {
-  ByteWriter out;
-  out.varint(attributes.size());
-  for (const auto& [name, value] : attributes) {
-    out.string(name);
-    out.string(value);
-  }
-  return std::move(out).take();
-}
-
-std::map<std::string, std::string> decode_attributes(ByteView bytes) {
-  ByteReader reader(bytes, "manifest: attributes");
-  std::map<std::string, std::string> attributes;
-  for (uint64_t left = reader.count(2); left > 0; --left) {
-    std::string name(reader.string());
-    if (!attributes.empty() && name <= attributes.rbegin()->first) {
-      reader.fail("the names are not in ascending order");
-    }
-    attributes.emplace_hint(attributes.end(), std::move(name), reader.string());
-  }
-  reader.expect_end();
-  return attributes;
-}
-
-Bytes encode_remains(const std::set<std::string>& files) {
-  ByteWriter out;
-  out.varint(files.size());
-  for (const std::string& name : files) out.string(name);
-  return std::move(out).take();
-}
-
-std::set<std::string> decode_remains(ByteView bytes) {
-  ByteReader reader(bytes, "manifest: remains");
-  std::set<std::string> files;
-  for (uint64_t left = reader.count(1); left > 0; --left) files.emplace(reader.string());
-  reader.expect_end();
-  return files;
+// The fields from the save id to the sums of the index, as in base/both_ways.h.
+void walk_first_fields(auto& io, auto& head) {
+  both::text(io, head.save_id);
+  both::varint(io, head.world_size);
+  both::text(io, head.format);
+  both::text(io, head.dialect);
+  both::text(io, head.writer);
+  both::each(io, head.index, kSmallestSum, [&](auto& sum) {
+    both::text(io, sum.name);
+    both::u64(io, sum.size);
+    both::u64(io, sum.xxh3);
+    both::one_of(io, sum.role, IndexRole::kAfter, "an index file has an unknown role");
+  });
 }
 
 uint32_t version_of(ByteView bytes) {
@@ -112,22 +68,17 @@ ByteReader checked_body(ByteView bytes, uint64_t begin) {
   return reader;
 }
 
-// Reads the fields from the save id to the sums of the index.
-void decode_first_fields(ByteReader& reader, ManifestHead& head) {
-  head.save_id = reader.string();
-  head.world_size = to_int(reader.varint(), reader);
-  head.format = reader.string();
-  head.dialect = reader.string();
-  head.writer = reader.string();
-  for (uint64_t left = reader.count(kSmallestSum); left > 0; --left) {
-    head.index.push_back(decode_sum(reader));
-  }
-}
-
 void decode_optional_fields(ByteReader& reader, ManifestHead& head) {
   read_named_fields(reader, [&](std::string_view name, ByteView value) {
-    if (name == kAttributes) head.attributes = decode_attributes(value);
-    if (name == kRemains) head.remains = decode_remains(value);
+    ByteReader field(value, "manifest: " + std::string(name));
+    if (name == kAttributes) {
+      both::text_map(field, head.attributes);
+    } else if (name == kRemains) {
+      both::texts(field, head.remains);
+    } else {
+      return;  // from a later version
+    }
+    field.expect_end();
   });
 }
 
@@ -153,7 +104,7 @@ Receipt receipt_of(const ManifestHead& head, uint64_t rank, ByteView bytes) {
 Manifest decode_without_table(ByteView bytes) {
   ByteReader reader = checked_body(bytes, kMagic.size() + sizeof(uint32_t));
   Manifest manifest;
-  decode_first_fields(reader, manifest);
+  walk_first_fields(reader, manifest);
   const uint64_t count = read_count(reader, manifest, 1);
   manifest.receipts.reserve(count);
   for (uint64_t rank = 0; rank < count; ++rank) {
@@ -166,7 +117,7 @@ Manifest decode_without_table(ByteView bytes) {
 ManifestTable decode_head(ByteView head) {
   ByteReader reader = checked_body(head, kManifestStart);
   ManifestTable table;
-  decode_first_fields(reader, table.head);
+  walk_first_fields(reader, table.head);
   const uint64_t count = read_count(reader, table.head, kSmallestRange);
   table.receipts.reserve(count);
   uint64_t offset = head.size();
@@ -227,18 +178,7 @@ Bytes Manifest::encode() const {
 
 Bytes Manifest::encode(std::span<const Bytes> encoded_receipts) const {
   ByteWriter fields;
-  fields.string(save_id);
-  fields.varint(static_cast<uint64_t>(world_size));
-  fields.string(format);
-  fields.string(dialect);
-  fields.string(writer);
-  fields.varint(index.size());
-  for (const IndexSum& sum : index) {
-    fields.string(sum.name);
-    fields.u64(sum.size);
-    fields.u64(sum.xxh3);
-    fields.u8(static_cast<uint8_t>(sum.role));
-  }
+  walk_first_fields(fields, *this);
   fields.varint(encoded_receipts.size());
   uint64_t receipt_bytes = 0;
   for (const Bytes& receipt : encoded_receipts) {
@@ -247,8 +187,13 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_receipts) const {
     receipt_bytes += receipt.size();
   }
   std::vector<NamedField> optional;
-  if (!attributes.empty()) optional.emplace_back(kAttributes, encode_attributes(attributes));
-  if (!remains.empty()) optional.emplace_back(kRemains, encode_remains(remains));
+  const auto add = [&](std::string_view name, const auto& walk) {
+    ByteWriter field;
+    walk(field);
+    optional.emplace_back(name, std::move(field).take());
+  };
+  if (!attributes.empty()) add(kAttributes, [&](auto& io) { both::text_map(io, attributes); });
+  if (!remains.empty()) add(kRemains, [&](auto& io) { both::texts(io, remains); });
   write_named_fields(fields, optional);
   ByteWriter out;
   const uint64_t head_size = kManifestStart + fields.size() + kChecksumSize;

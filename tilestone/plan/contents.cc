@@ -78,9 +78,9 @@ bool is_compared(const LocalSavePlan& plan, const PlanChunk& chunk) {
 uint64_t id_of(const PlanTensor& tensor, const Box& box) {
   ByteWriter out;
   out.string(tensor.key);
-  wire::write_dtype(out, tensor.dtype);
-  wire::write_shape(out, tensor.global_shape);
-  wire::write_box(out, box);
+  wire::dtype(out, tensor.dtype);
+  wire::shape(out, tensor.global_shape);
+  wire::box(out, tensor.global_shape, box);
   return never_0(xxh3_64(out.bytes()));
 }
 

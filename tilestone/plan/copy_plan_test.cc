@@ -38,7 +38,7 @@ std::vector<Assignment> plan_with_groups(const std::vector<LocalSavePlan>& plans
   for (int rank = 0; rank < static_cast<int>(plans.size()); ++rank) {
     const auto r = static_cast<size_t>(rank);
     if (!groups[r].empty()) planner.set_group(rank, groups[r]);
-    planner.add(rank, plans[r]);
+    planner.add_encoded(rank, plans[r].encode());
   }
   return planner.finish();
 }

@@ -3,6 +3,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
@@ -136,9 +137,11 @@ std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
   budget -= count;
   std::vector<int> ranks;
   int64_t next = 0;
+  int gap = 0, step = 0;
   while (ranks.size() < count) {
-    next += wire::read_int(in, "a rank");
-    const int step = wire::read_int(in, "a step between ranks");
+    both::varint(in, gap);
+    both::varint(in, step);
+    next += gap;
     const uint64_t run = in.varint();
     if (run == 0 || run > count - ranks.size()) in.fail("a run of ranks has an impossible length");
     for (uint64_t i = 0; i < run; ++i, next += step) {
@@ -151,20 +154,16 @@ std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
   return ranks;
 }
 
-Bytes encode_tensors(const std::vector<PlanTensor>& tensors) {
-  ByteWriter out;
-  out.reserve(16 * tensors.size());
-  wire::KeyWriter keys;
-  out.varint(tensors.size());
-  for (const PlanTensor& tensor : tensors) {
-    keys.write(out, tensor.key);
-    wire::write_dtype(out, tensor.dtype);
-    wire::write_shape(out, tensor.global_shape);
-  }
-  return std::move(out).take();
+void walk_tensors(auto& io, auto& tensors) {
+  wire::Keys keys;
+  both::each(io, tensors, 4, [&](auto& tensor) {
+    keys.walk(io, tensor.key);
+    wire::dtype(io, tensor.dtype);
+    wire::shape(io, tensor.global_shape);
+  });
 }
 
-void write_ascending(ByteWriter& out, const std::vector<uint32_t>& indices) {
+void walk_ascending(ByteWriter& out, const std::vector<uint32_t>& indices) {
   out.varint(indices.size());
   uint32_t last = 0;
   for (uint32_t index : indices) {
@@ -173,17 +172,22 @@ void write_ascending(ByteWriter& out, const std::vector<uint32_t>& indices) {
   }
 }
 
-std::vector<uint32_t> read_ascending(ByteReader& in) {
-  std::vector<uint32_t> indices(in.count());
+void walk_ascending(ByteReader& in, std::vector<uint32_t>& indices) {
   uint64_t last = 0;
-  for (uint32_t& index : indices) {
+  both::each(in, indices, 1, [&](uint32_t& index) {
     const uint64_t step = in.varint();
     if (step > ~uint32_t{0} - last) in.fail("an index is out of range");
     if (step == 0 && &index != indices.data()) in.fail("indices are not ascending");
     last += step;
     index = static_cast<uint32_t>(last);
-  }
-  return indices;
+  });
+}
+
+void walk_assignment(auto& io, auto& assignment) {
+  walk_ascending(io, assignment.chunks);
+  walk_ascending(io, assignment.objects);
+  walk_ascending(io, assignment.copies);
+  walk_ascending(io, assignment.object_copies);
 }
 
 }  // namespace
@@ -194,7 +198,10 @@ Bytes LocalSavePlan::encode() const {
   ByteWriter out;
   out.reserve(32 * (tensors.size() + chunks.size() + objects.size()));
   out.u8(kPlanVersion);
-  out.blob(encode_tensors(tensors));
+  ByteWriter table;
+  table.reserve(16 * tensors.size());
+  walk_tensors(table, tensors);
+  out.blob(table.bytes());
   out.varint(holder_sets.size());
   for (const auto& set : holder_sets) write_ranks(out, set);
   out.varint(chunks.size());
@@ -203,13 +210,13 @@ Bytes LocalSavePlan::encode() const {
     const uint64_t holders = chunk.holders == PlanChunk::kUnknown ? 0 : chunk.holders + 1;
     out.varint(holders * 16 + (chunk.content != 0 ? 8 : 0) + (chunk.unknown_replicas ? 4 : 0) +
                (chunk.common ? 2 : 0) + (chunk.main_replica ? 1 : 0));
-    wire::write_box(out, chunk.box);
+    wire::box(out, tensors[chunk.tensor].global_shape, chunk.box);
     if (chunk.content != 0) out.u64(chunk.content);
   }
   out.varint(objects.size());
-  wire::KeyWriter keys;
+  wire::Keys keys;
   for (const PlanObject& object : objects) {
-    keys.write(out, object.key);
+    keys.walk(out, object.key);
     out.u8(static_cast<uint8_t>((object.content != 0 ? 4 : 0) | (object.common ? 2 : 0) |
                                 (object.main_replica ? 1 : 0)));
     if (object.content != 0) out.u64(object.content);
@@ -232,13 +239,7 @@ void PlanDecoder::decode(ByteView bytes, PlanSink& sink) {
 
 void PlanDecoder::decode_table(ByteView encoded) {
   ByteReader in(encoded, "local save plan's tensors");
-  table_.resize(in.count(4));
-  wire::KeyReader keys;
-  for (PlanTensor& tensor : table_) {
-    tensor.key = keys.read(in);
-    tensor.dtype = wire::read_dtype(in);
-    tensor.global_shape = wire::read_shape(in);
-  }
+  walk_tensors(in, table_);
   in.expect_end();
   encoded_table_.assign(encoded.begin(), encoded.end());
 }
@@ -249,21 +250,21 @@ void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   for (uint64_t i = 0; i < sets; ++i) sink.holder_set(read_ranks(in, budget));
   PlanChunk chunk;
   for (uint64_t count = in.count(2); count > 0; --count) {
-    chunk.tensor = wire::read_index(in, table_.size(), "a chunk's tensor");
+    wire::index_below(in, chunk.tensor, table_.size(), "a chunk's tensor");
     const uint64_t word = in.varint();
     if (word / 16 > sets) in.fail("a chunk's holders are out of range");
     chunk.holders = word < 16 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 16 - 1);
     chunk.unknown_replicas = (word & 4) != 0;
     chunk.common = (word & 2) != 0;
     chunk.main_replica = (word & 1) != 0;
-    wire::read_box(in, table_[chunk.tensor].global_shape, chunk.box);
+    wire::box(in, table_[chunk.tensor].global_shape, chunk.box);
     chunk.content = (word & 8) != 0 ? in.u64() : 0;
     sink.chunk(chunk);
   }
   PlanObject object;
-  wire::KeyReader keys;
+  wire::Keys keys;
   for (uint64_t count = in.count(3); count > 0; --count) {
-    object.key = keys.read(in);
+    keys.walk(in, object.key);
     const uint8_t flags = in.u8();
     if (flags > 7) in.fail("an object has unknown flags");
     object.common = (flags & 2) != 0;
@@ -291,10 +292,7 @@ LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
 Bytes Assignment::encode() const {
   ByteWriter out;
   out.u8(kAssignmentVersion);
-  write_ascending(out, chunks);
-  write_ascending(out, objects);
-  write_ascending(out, copies);
-  write_ascending(out, object_copies);
+  walk_assignment(out, *this);
   return std::move(out).take();
 }
 
@@ -302,10 +300,7 @@ Assignment Assignment::decode(ByteView bytes) {
   ByteReader in(bytes, "assignment of a save plan");
   if (in.u8() != kAssignmentVersion) in.fail("the version is unknown");
   Assignment assignment;
-  assignment.chunks = read_ascending(in);
-  assignment.objects = read_ascending(in);
-  assignment.copies = read_ascending(in);
-  assignment.object_copies = read_ascending(in);
+  walk_assignment(in, assignment);
   in.expect_end();
   return assignment;
 }

@@ -134,11 +134,10 @@ class SavePlanner {
   explicit SavePlanner(int world_size);
   ~SavePlanner();
 
-  // Call once for each rank; throws Error(kInvalidArgument) otherwise. Problems in the plans are
-  // reported by finish().
-  void add(int rank, const LocalSavePlan& plan);
-  // The same from the plan's encoding, in a third of the time. Throws Error(kCorrupt).
-  void add_encoded(int rank, ByteView bytes);
+  // Call once for each rank with its LocalSavePlan::encode(); throws Error(kInvalidArgument)
+  // otherwise, and Error(kCorrupt) for other bytes. Problems between plans are reported by
+  // finish().
+  void add_encoded(int rank, ByteView plan);
   // Sets the ranks whose chunks `rank` copies if it holds them too. Without this call it copies
   // nothing. Call before adding the rank. Throws what checked_group() throws.
   void set_group(int rank, const std::vector<int>& group);

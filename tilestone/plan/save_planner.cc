@@ -50,14 +50,6 @@ struct Waiting {
   size_t begin = 0;                        // start of its group in the tensor's listings
 };
 
-bool is_inside(const Box& box, const Dims& shape) {
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (box.offset[d] < 0 || box.offset[d] > shape[d]) return false;
-    if (box.shape[d] < 0 || box.shape[d] > shape[d] - box.offset[d]) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 struct SavePlanner::State final : PlanSink {
@@ -74,7 +66,6 @@ struct SavePlanner::State final : PlanSink {
   void chunk(const PlanChunk& listed) override;
   void object(const PlanObject& listed) override;
   void tensor(const PlanTensor& tensor);
-  void check_chunk(const PlanChunk& listed, const std::vector<PlanTensor>& table);
   void note_holders(uint32_t index, uint32_t set);
   void note(ErrorCode code, std::string problem, const std::string& key);
 
@@ -173,23 +164,6 @@ void SavePlanner::State::holder_set(std::vector<int> ranks) {
   const auto [known, is_new] = set_ids.emplace(std::move(ranks), next);
   if (is_new) sets.push_back(&known->first);
   local_sets.push_back(known->second);
-}
-
-// Checks a chunk of a plan that was not decoded (decoding checks its chunks).
-void SavePlanner::State::check_chunk(const PlanChunk& listed,
-                                     const std::vector<PlanTensor>& table) {
-  const PlanTensor& tensor = table.at(listed.tensor);
-  const Dims& shape = tensor.global_shape;
-  const auto held = [&] { return rank_text(rank) + " holds box " + to_string(listed.box); };
-  if (listed.box.offset.size() != shape.size() || listed.box.shape.size() != shape.size()) {
-    note(ErrorCode::kMismatch,
-         held() + ", whose number of dims differs from that of the tensor's shape " +
-             to_string(shape),
-         tensor.key);
-  } else if (!is_inside(listed.box, shape)) {
-    note(ErrorCode::kCoverage, held() + " outside a tensor of shape " + to_string(shape),
-         tensor.key);
-  }
 }
 
 // The box lies inside the tensor in the rank's table.
@@ -524,22 +498,9 @@ void SavePlanner::end() {
   state.contents.end_rank(state.rank, state.object_index, state.chunk_index);
 }
 
-void SavePlanner::add(int rank, const LocalSavePlan& plan) {
+void SavePlanner::add_encoded(int rank, ByteView plan) {
   begin(rank);
-  state_->decoder = PlanDecoder();
-  state_->tensor_table(plan.tensors, false);
-  for (const std::vector<int>& set : plan.holder_sets) state_->holder_set(set);
-  for (const PlanChunk& chunk : plan.chunks) {
-    state_->check_chunk(chunk, plan.tensors);
-    state_->chunk(chunk);
-  }
-  for (const PlanObject& object : plan.objects) state_->object(object);
-  end();
-}
-
-void SavePlanner::add_encoded(int rank, ByteView bytes) {
-  begin(rank);
-  state_->decoder.decode(bytes, *state_);
+  state_->decoder.decode(plan, *state_);
   end();
 }
 
@@ -587,7 +548,7 @@ std::vector<ContentGroups> SavePlanner::content_groups() { return state_->conten
 std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans) {
   SavePlanner planner(static_cast<int>(plans.size()));
   for (size_t rank = 0; rank < plans.size(); ++rank)
-    planner.add(static_cast<int>(rank), plans[rank]);
+    planner.add_encoded(static_cast<int>(rank), plans[rank].encode());
   return planner.finish();
 }
 

@@ -69,7 +69,7 @@ Path read_spelled_path(ByteReader& in) {
 
 }  // namespace
 
-void KeyWriter::write(ByteWriter& out, std::string_view key) {
+void Keys::walk(ByteWriter& out, std::string_view key) {
   const size_t most = std::min({key.size(), last_.size(), kMaxShared});
   size_t shared = 0;
   while (shared < most && key[shared] == last_[shared]) ++shared;
@@ -78,17 +78,17 @@ void KeyWriter::write(ByteWriter& out, std::string_view key) {
   last_ = key;
 }
 
-const std::string& KeyReader::read(ByteReader& in) {
+void Keys::walk(ByteReader& in, std::string& key) {
   const uint64_t shared = in.varint();
   if (shared > std::min(last_.size(), kMaxShared)) {
     in.fail("a key shares more bytes than the previous key has");
   }
   last_.resize(shared);
   last_ += in.string();
-  return last_;
+  key = last_;
 }
 
-void write_path(ByteWriter& out, std::string_view key, const Path& path) {
+void path(ByteWriter& out, std::string_view key, const Path& path) {
   if (path.empty()) return out.u8(kEmptyPath);
   const bool in_key = dotted(path) == key;
   out.u8(in_key ? kPathInKey : kPathSpelled);
@@ -109,37 +109,31 @@ void write_path(ByteWriter& out, std::string_view key, const Path& path) {
   }
 }
 
-Path read_path(ByteReader& in, std::string_view key) {
-  switch (in.u8()) {
-    case kEmptyPath:
-      return {};
-    case kPathInKey:
-      return read_path_in_key(in, key);
-    case kPathSpelled:
-      return read_spelled_path(in);
-    default:
-      in.fail("a path has an unknown encoding");
-  }
+void path(ByteReader& in, std::string_view key, Path& path) {
+  const uint8_t kind = in.u8();
+  if (kind > kPathSpelled) in.fail("a path has an unknown encoding");
+  path = kind == kEmptyPath   ? Path{}
+         : kind == kPathInKey ? read_path_in_key(in, key)
+                              : read_spelled_path(in);
 }
 
-void write_dtype(ByteWriter& out, DType dtype) { out.u8(static_cast<uint8_t>(dtype)); }
+void dtype(ByteWriter& out, DType dtype) { out.u8(static_cast<uint8_t>(dtype)); }
 
-DType read_dtype(ByteReader& in) {
-  const auto dtype = static_cast<DType>(in.u8());
+void dtype(ByteReader& in, DType& dtype) {
+  dtype = static_cast<DType>(in.u8());
   const auto known = all_dtypes();
   if (std::find(known.begin(), known.end(), dtype) == known.end()) in.fail("a dtype is unknown");
-  return dtype;
 }
 
-void write_shape(ByteWriter& out, const Dims& shape) {
+void shape(ByteWriter& out, const Dims& shape) {
   out.varint(shape.size());
   for (int64_t n : shape) out.varint(static_cast<uint64_t>(n));
 }
 
-Dims read_shape(ByteReader& in) {
+void shape(ByteReader& in, Dims& shape) {
   const uint64_t dims = in.count();
   if (dims > kMaxDims) in.fail("a tensor has more than 1024 dims");
-  Dims shape(dims, 0);
+  shape = Dims(dims, 0);
   bool empty = false;
   for (int64_t& n : shape) {
     n = static_cast<int64_t>(read_int63(in));
@@ -151,23 +145,16 @@ Dims read_shape(ByteReader& in) {
     if (elements > std::numeric_limits<int64_t>::max() / n) in.fail("a shape overflows");
     elements *= n;
   }
-  return shape;
 }
 
-void write_box(ByteWriter& out, const Box& box) {
+void box(ByteWriter& out, const Dims&, const Box& box) {
   for (size_t d = 0; d < box.rank(); ++d) {
     out.varint(static_cast<uint64_t>(box.offset[d]));
     out.varint(static_cast<uint64_t>(box.shape[d]));
   }
 }
 
-Box read_box(ByteReader& in, const Dims& shape) {
-  Box box;
-  read_box(in, shape, box);
-  return box;
-}
-
-void read_box(ByteReader& in, const Dims& shape, Box& box) {
+void box(ByteReader& in, const Dims& shape, Box& box) {
   if (box.rank() != shape.size()) box = Box::whole(shape);
   for (size_t d = 0; d < shape.size(); ++d) {
     box.offset[d] = static_cast<int64_t>(read_int63(in));
@@ -178,18 +165,10 @@ void read_box(ByteReader& in, const Dims& shape, Box& box) {
   }
 }
 
-uint32_t read_index(ByteReader& in, size_t size, std::string_view what) {
-  const uint64_t index = in.varint();
-  if (index >= size) in.fail(std::string(what) + " is out of range");
-  return static_cast<uint32_t>(index);
-}
-
-int read_int(ByteReader& in, std::string_view what) {
-  const uint64_t value = in.varint();
-  if (value > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
-    in.fail(std::string(what) + " is out of range");
-  }
-  return static_cast<int>(value);
+void index_below(ByteReader& in, uint32_t& index, size_t size, std::string_view what) {
+  const uint64_t found = in.varint();
+  if (found >= size) in.fail(std::string(what) + " is out of range");
+  index = static_cast<uint32_t>(found);
 }
 
 }  // namespace tilestone::wire

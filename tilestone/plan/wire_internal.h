@@ -12,41 +12,34 @@
 
 namespace tilestone::wire {
 
-// Writes successive keys. Each key is written as the number of bytes that it shares with the
-// previous key, and the rest. The number is at most 255, which bounds how far a few bytes can
+// Successive keys, written or read. Each key is written as the number of bytes that it shares with
+// the previous key, and the rest. The number is at most 255, which bounds how far a few bytes can
 // expand.
-class KeyWriter {
+class Keys {
  public:
-  void write(ByteWriter& out, std::string_view key);
+  void walk(ByteWriter& out, std::string_view key);
+  void walk(ByteReader& in, std::string& key);
 
  private:
   std::string last_;
 };
 
-class KeyReader {
- public:
-  const std::string& read(ByteReader& in);
+// As the functions of base/both_ways.h. A path takes one byte per element if its elements are parts
+// of the key.
+void path(ByteWriter& out, std::string_view key, const Path& path);
+void path(ByteReader& in, std::string_view key, Path& path);
 
- private:
-  std::string last_;
-};
-
-// A path takes one byte per element if its elements are parts of the key.
-void write_path(ByteWriter& out, std::string_view key, const Path& path);
-Path read_path(ByteReader& in, std::string_view key);
-
-void write_dtype(ByteWriter& out, DType dtype);
-DType read_dtype(ByteReader& in);
+void dtype(ByteWriter& out, DType dtype);
+void dtype(ByteReader& in, DType& dtype);
 
 // A tensor's shape: at most kMaxDims dims, none negative, and at most 2^63 - 1 elements.
 inline constexpr uint64_t kMaxDims = 1024;
-void write_shape(ByteWriter& out, const Dims& shape);
-Dims read_shape(ByteReader& in);
+void shape(ByteWriter& out, const Dims& shape);
+void shape(ByteReader& in, Dims& shape);
 
 // A box of a tensor of `shape`. The reader throws if the box does not lie inside the tensor.
-void write_box(ByteWriter& out, const Box& box);
-Box read_box(ByteReader& in, const Dims& shape);
-void read_box(ByteReader& in, const Dims& shape, Box& box);  // the same, into an existing box
+void box(ByteWriter& out, const Dims& shape, const Box& box);
+void box(ByteReader& in, const Dims& shape, Box& box);
 
 // Attributes of the kinds and the depth that attribute_bytes() allows. The writer throws as
 // described there.
@@ -54,7 +47,9 @@ void write_attributes(ByteWriter& out, const Attributes& attributes);
 Attributes read_attributes(ByteReader& in);
 
 // An index below `size`.
-uint32_t read_index(ByteReader& in, size_t size, std::string_view what);
-int read_int(ByteReader& in, std::string_view what);  // 0 to INT_MAX
+inline void index_below(ByteWriter& out, uint32_t index, size_t, std::string_view) {
+  out.varint(index);
+}
+void index_below(ByteReader& in, uint32_t& index, size_t size, std::string_view what);
 
 }  // namespace tilestone::wire

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 
@@ -154,31 +155,21 @@ uint64_t hash_of(const std::vector<ListLength>& lists) {
   return out.size() == 0 ? 0 : std::max<uint64_t>(xxh3_64(out.bytes()), 1);
 }
 
-void write_lists(ByteWriter& out, const std::vector<ListLength>& lists) {
-  out.varint(lists.size());
-  for (const ListLength& list : lists) {
-    out.string(list.path);
-    out.varint(list.length);
-    out.varint(list.dropped);
-    out.u8(static_cast<uint8_t>((list.has_common ? 1 : 0) | (list.has_sharded ? 2 : 0) |
-                                (list.is_descended ? 4 : 0)));
-  }
+namespace {
+
+void walk_lengths(auto& io, auto& lists) {
+  both::each(io, lists, 4, [&](auto& list) {
+    both::text(io, list.path);
+    both::varint(io, list.length);
+    both::varint(io, list.dropped);
+    both::flags(io, list.has_common, list.has_sharded, list.is_descended);
+  });
 }
 
-std::vector<ListLength> read_lists(ByteReader& in) {
-  std::vector<ListLength> lists(in.count(4));
-  for (ListLength& list : lists) {
-    list.path = in.string();
-    list.length = in.varint();
-    list.dropped = in.varint();
-    const uint8_t flags = in.u8();
-    if (flags > 7) in.fail("a list has unknown flags");
-    list.has_common = (flags & 1) != 0;
-    list.has_sharded = (flags & 2) != 0;
-    list.is_descended = (flags & 4) != 0;
-  }
-  return lists;
-}
+}  // namespace
+
+void walk_lists(ByteWriter& out, const std::vector<ListLength>& lists) { walk_lengths(out, lists); }
+void walk_lists(ByteReader& in, std::vector<ListLength>& lists) { walk_lengths(in, lists); }
 
 void expect_same_lengths(const std::vector<std::vector<ListLength>>& by_rank, bool by_sharded) {
   std::map<std::string_view, SamePath> paths;

@@ -33,8 +33,9 @@ std::vector<ListLength> list_lengths(const StateDict& state);
 // there are none that count.
 uint64_t hash_of(const std::vector<ListLength>& lists);
 
-void write_lists(ByteWriter& out, const std::vector<ListLength>& lists);
-std::vector<ListLength> read_lists(ByteReader& in);
+// As the functions of base/both_ways.h.
+void walk_lists(ByteWriter& out, const std::vector<ListLength>& lists);
+void walk_lists(ByteReader& in, std::vector<ListLength>& lists);
 
 // Compares the lists of the ranks. Throws Error(kMismatch), naming path and ranks, if a list with
 // common values does not have the same length on all ranks that have it, neither with nor without

@@ -176,38 +176,17 @@ bool is_a(const StateNode& node) {
   return node.get_if<T>() != nullptr;
 }
 
-// Whether the subtree contains a node of type T. Stops at the first one.
-template <typename T>
+// Whether the subtree contains a node of one of the types. Stops at the first one.
+template <typename... Types>
 bool holds(const StateNode& node, size_t& depth) {
-  const Level level(depth);
-  if (is_a<T>(node)) return true;
-  if (const auto* dict = node.get_if<StateDict>()) {
-    return std::any_of(dict->begin(), dict->end(),
-                       [&](const auto& entry) { return holds<T>(entry.second, depth); });
-  }
-  if (const auto* list = node.get_if<StateList>()) {
-    return std::any_of(list->begin(), list->end(),
-                       [&](const StateNode& element) { return holds<T>(element, depth); });
-  }
-  return false;
-}
-
-bool is_plain(const StateDict& state, size_t& depth);
-
-bool is_plain(const StateNode& node, size_t& depth) {
-  if (is_a<TensorView>(node) || is_a<Value>(node)) return true;
-  const Level level(depth);
-  if (is_a<ShardedTensorFactory>(node) || is_a<LocalNonpersistent>(node)) return false;
-  if (const auto* dict = node.get_if<StateDict>()) return is_plain(*dict, depth);
+  if ((is_a<Types>(node) || ...)) return true;
+  const auto below = [&](const StateNode& child) { return holds<Types...>(child, depth); };
+  const auto* dict = node.get_if<StateDict>();
   const auto* list = node.get_if<StateList>();
-  return list == nullptr || std::all_of(list->begin(), list->end(), [&](const StateNode& element) {
-           return is_plain(element, depth);
-         });
-}
-
-bool is_plain(const StateDict& state, size_t& depth) {
-  return std::all_of(state.begin(), state.end(),
-                     [&](const auto& entry) { return is_plain(entry.second, depth); });
+  if (dict == nullptr && list == nullptr) return false;
+  const Level level(depth);
+  return list != nullptr ? std::ranges::any_of(*list, below)
+                         : std::ranges::any_of(*dict, below, &StateDict::Entry::second);
 }
 
 [[noreturn]] void mismatch(const Path& path, const std::string& problem) {
@@ -216,7 +195,7 @@ bool is_plain(const StateDict& state, size_t& depth) {
       .with_key(dotted(path));
 }
 
-// ---- build_factories ----
+// ---- build_factories, drop_nonpersistent ----
 
 StateNode run_factory(const ShardedTensorFactory& factory) {
   StateNode built;
@@ -236,56 +215,39 @@ StateNode run_factory(const ShardedTensorFactory& factory) {
   return built;
 }
 
-StateDict build_dict(const StateDict& state, size_t& depth);
+// A copy of the tree with replace(leaf), an optional node, in the place of each node that is
+// neither a dict nor a list.
+template <typename Replace>
+StateDict copied(const StateDict& state, const Replace& replace, size_t& depth);
 
-StateNode build_node(const StateNode& node, size_t& depth) {
+template <typename Replace>
+std::optional<StateNode> copied(const StateNode& node, const Replace& replace, size_t& depth) {
   const Level level(depth);
-  if (const auto* factory = node.get_if<ShardedTensorFactory>()) return run_factory(*factory);
-  if (const auto* dict = node.get_if<StateDict>()) return build_dict(*dict, depth);
+  if (const auto* dict = node.get_if<StateDict>()) return copied(*dict, replace, depth);
   const auto* list = node.get_if<StateList>();
-  if (list == nullptr) return node;
-  StateList built;
-  built.reserve(list->size());
-  for (const StateNode& element : *list) built.push_back(build_node(element, depth));
-  return built;
-}
-
-StateDict build_dict(const StateDict& state, size_t& depth) {
-  StateDict built;
-  built.others() = state.others();
-  built.original_keys() = state.original_keys();
-  auto& entries = built.entries();
-  entries.reserve(state.size());
-  for (const auto& [key, node] : state) entries.emplace_back(key, build_node(node, depth));
-  return built;
-}
-
-// ---- drop_nonpersistent ----
-
-StateDict drop_from_dict(const StateDict& state, size_t& depth);
-
-StateNode drop_from_node(const StateNode& node, size_t& depth) {
-  const Level level(depth);
-  if (const auto* dict = node.get_if<StateDict>()) return drop_from_dict(*dict, depth);
-  const auto* list = node.get_if<StateList>();
-  if (list == nullptr) return node;
-  StateList kept;
+  if (list == nullptr) return replace(node);
+  StateList made;
+  made.reserve(list->size());
   for (const StateNode& element : *list) {
-    if (!is_a<LocalNonpersistent>(element)) kept.push_back(drop_from_node(element, depth));
+    if (auto copy = copied(element, replace, depth)) made.push_back(*std::move(copy));
   }
-  return kept;
+  return made;
 }
 
-StateDict drop_from_dict(const StateDict& state, size_t& depth) {
-  StateDict kept;
-  kept.others() = state.others();
-  kept.original_keys() = state.original_keys();
-  auto& entries = kept.entries();
+template <typename Replace>
+StateDict copied(const StateDict& state, const Replace& replace, size_t& depth) {
+  StateDict made;
+  made.others() = state.others();
+  made.original_keys() = state.original_keys();
+  auto& entries = made.entries();
+  entries.reserve(state.size());
   for (const auto& [key, node] : state) {
-    if (!is_a<LocalNonpersistent>(node)) entries.emplace_back(key, drop_from_node(node, depth));
+    if (auto copy = copied(node, replace, depth)) entries.emplace_back(key, *std::move(copy));
   }
-  return kept;
+  return made;
 }
+
+// ---- merge_factories, restore_nonpersistent ----
 
 // For each element of the original list, the index of its element in `loaded`, or -1 for a
 // LocalNonpersistent element that was dropped.
@@ -305,147 +267,87 @@ std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original,
   return positions;
 }
 
-// ---- merge_factories ----
-
-class TreeMerger {
- public:
-  void merge(StateDict& loaded, const StateDict& original) {
-    for (const auto& [key, node] : original) {
-      StateNode* found = loaded.find(key);
-      if (found == nullptr) continue;
-      path_.push_back(key);
-      merge(*found, node);
-      path_.pop_back();
+StateNode merged(StateNode loaded, const ShardedTensorFactory& factory) {
+  return with_key(factory.key, [&] {
+    if (!factory.merge) {
+      throw Error(ErrorCode::kInvalidArgument, "the factory has no merge function");
     }
-  }
-
- private:
-  void merge(StateNode& loaded, const StateNode& original) {
-    const Level level(depth_);
-    if (const auto* factory = original.get_if<ShardedTensorFactory>()) {
-      run(loaded, *factory);
-    } else if (const auto* dict = original.get_if<StateDict>()) {
-      if (auto* loaded_dict = loaded.get_if<StateDict>()) {
-        merge(*loaded_dict, *dict);
-      } else {
-        expect_no_factory(original, "expected a dict");
-      }
-    } else if (const auto* list = original.get_if<StateList>()) {
-      if (auto* loaded_list = loaded.get_if<StateList>()) {
-        merge(*loaded_list, *list, original);
-      } else {
-        expect_no_factory(original, "expected a list");
-      }
-    }
-  }
-
-  void merge(StateList& loaded, const StateList& list, const StateNode& original) {
-    size_t depth = 0;
-    if (!holds<ShardedTensorFactory>(original, depth)) return;
-    const std::vector<ptrdiff_t> positions = align(loaded, list, path_);
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (positions[i] < 0) continue;
-      path_.emplace_back(static_cast<int64_t>(i));
-      merge(loaded[static_cast<size_t>(positions[i])], list[i]);
-      path_.pop_back();
-    }
-  }
-
-  static void run(StateNode& loaded, const ShardedTensorFactory& factory) {
-    with_key(factory.key, [&] {
-      if (!factory.merge) {
-        throw Error(ErrorCode::kInvalidArgument, "the factory has no merge function");
-      }
-      loaded = factory.merge(std::move(loaded));
-    });
-  }
-
-  void expect_no_factory(const StateNode& original, const char* problem) const {
-    size_t depth = 0;
-    if (holds<ShardedTensorFactory>(original, depth)) mismatch(path_, problem);
-  }
-
-  Path path_;
-  size_t depth_ = 0;
-};
-
-// ---- restore_nonpersistent ----
-
-StateNode value_of(const LocalNonpersistent& local) {
-  return local.value != nullptr ? *local.value : StateNode();
+    return factory.merge(std::move(loaded));
+  });
 }
 
-class Restorer {
+// Walks a loaded tree and its original together. In the place of each original node of type Leaf
+// comes put(found, leaf), an optional node; `found`: what was loaded there, or null.
+template <typename Leaf, typename Put>
+class Together {
  public:
-  StateDict restore(StateDict loaded, const StateDict& original) {
+  explicit Together(const Put& put) : put_(put) {}
+
+  StateDict dict(StateDict loaded, const StateDict& original) {
     std::unordered_set<const StateNode*> taken;
-    StateDict restored;
-    restored.others() = std::move(loaded.others());
-    restored.original_keys() = std::move(loaded.original_keys());
-    auto& entries = restored.entries();
+    StateDict made;
+    made.others() = std::move(loaded.others());
+    made.original_keys() = std::move(loaded.original_keys());
+    auto& entries = made.entries();
     for (const auto& [key, node] : original) {
       StateNode* found = loaded.find(key);
       taken.insert(found);
       path_.push_back(key);
-      if (auto whole = restore_entry(found, node)) entries.emplace_back(key, std::move(*whole));
+      if (auto whole = entry(found, node)) entries.emplace_back(key, *std::move(whole));
       path_.pop_back();
     }
     for (StateDict::Entry& entry : loaded.entries()) {
       if (!taken.contains(&entry.second)) entries.push_back(std::move(entry));
     }
-    return restored;
+    return made;
   }
 
  private:
-  // The node for an entry of the original, or nullopt if it was neither loaded nor kept.
-  std::optional<StateNode> restore_entry(StateNode* found, const StateNode& original) {
-    if (const auto* local = original.get_if<LocalNonpersistent>()) return value_of(*local);
-    if (found != nullptr) return restore(std::move(*found), original);
-    size_t depth = 0;
-    if (!holds<LocalNonpersistent>(original, depth)) return std::nullopt;
-    if (is_a<StateDict>(original)) return restore(StateDict(), original);
-    return restore(StateList(), original);
+  // The node for an entry of the original, or nullopt if it was not loaded and nothing is put
+  // there.
+  std::optional<StateNode> entry(StateNode* found, const StateNode& original) {
+    if (const auto* leaf = original.get_if<Leaf>()) return put_(found, *leaf);
+    if (found != nullptr) return node(std::move(*found), original);
+    // A value that stays on this rank is put back; a factory has nothing to merge.
+    if (!std::is_same_v<Leaf, LocalNonpersistent> || !holds_leaf(original)) return std::nullopt;
+    if (is_a<StateDict>(original)) return node(StateDict(), original);
+    return node(StateList(), original);
   }
 
-  StateNode restore(StateNode loaded, const StateNode& original) {
+  StateNode node(StateNode loaded, const StateNode& original) {
     const Level level(depth_);
-    if (const auto* dict = original.get_if<StateDict>()) {
-      if (auto* loaded_dict = loaded.get_if<StateDict>()) {
-        return restore(std::move(*loaded_dict), *dict);
-      }
-      expect_nothing_local(original, "expected a dict");
-    } else if (const auto* list = original.get_if<StateList>()) {
-      if (auto* loaded_list = loaded.get_if<StateList>()) {
-        return restore(std::move(*loaded_list), *list, original);
-      }
-      expect_nothing_local(original, "expected a list");
+    if (const auto* of = original.get_if<StateDict>()) {
+      if (auto* found = loaded.get_if<StateDict>()) return dict(std::move(*found), *of);
+    } else if (const auto* of_list = original.get_if<StateList>()) {
+      if (auto* found = loaded.get_if<StateList>())
+        return list(std::move(*found), *of_list, original);
+    }
+    if (holds_leaf(original)) {
+      mismatch(path_, is_a<StateDict>(original) ? "expected a dict" : "expected a list");
     }
     return loaded;
   }
 
-  StateNode restore(StateList loaded, const StateList& list, const StateNode& original) {
-    size_t depth = 0;
-    if (!holds<LocalNonpersistent>(original, depth)) return loaded;
-    const std::vector<ptrdiff_t> positions = align(loaded, list, path_);
-    StateList restored;
-    restored.reserve(list.size());
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (const auto* local = list[i].get_if<LocalNonpersistent>()) {
-        restored.push_back(value_of(*local));
-        continue;
-      }
+  StateNode list(StateList loaded, const StateList& of, const StateNode& original) {
+    if (!holds_leaf(original)) return loaded;
+    const std::vector<ptrdiff_t> positions = align(loaded, of, path_);
+    StateList made;
+    made.reserve(of.size());
+    for (size_t i = 0; i < of.size(); ++i) {
+      StateNode* found = positions[i] < 0 ? nullptr : &loaded[static_cast<size_t>(positions[i])];
       path_.emplace_back(static_cast<int64_t>(i));
-      restored.push_back(restore(std::move(loaded[static_cast<size_t>(positions[i])]), list[i]));
+      if (auto whole = entry(found, of[i])) made.push_back(*std::move(whole));
       path_.pop_back();
     }
-    return restored;
+    return made;
   }
 
-  void expect_nothing_local(const StateNode& original, const char* problem) const {
+  static bool holds_leaf(const StateNode& original) {
     size_t depth = 0;
-    if (holds<LocalNonpersistent>(original, depth)) mismatch(path_, problem);
+    return holds<Leaf>(original, depth);
   }
 
+  const Put& put_;
   Path path_;
   size_t depth_ = 0;
 };
@@ -454,26 +356,40 @@ class Restorer {
 
 bool is_plain(const StateDict& state) {
   size_t depth = 0;
-  return is_plain(state, depth);
+  return std::ranges::none_of(state, [&](const StateDict::Entry& entry) {
+    return holds<ShardedTensorFactory, LocalNonpersistent>(entry.second, depth);
+  });
 }
 
 StateDict build_factories(const StateDict& state) {
   size_t depth = 0;
-  return build_dict(state, depth);
+  const auto built = [](const StateNode& node) -> std::optional<StateNode> {
+    const auto* factory = node.get_if<ShardedTensorFactory>();
+    return factory != nullptr ? run_factory(*factory) : node;
+  };
+  return copied(state, built, depth);
 }
 
 StateDict merge_factories(StateDict loaded, const StateDict& original) {
-  TreeMerger().merge(loaded, original);
-  return loaded;
+  const auto put = [](StateNode* found, const ShardedTensorFactory& factory) {
+    return found == nullptr ? std::nullopt : std::optional(merged(std::move(*found), factory));
+  };
+  return Together<ShardedTensorFactory, decltype(put)>(put).dict(std::move(loaded), original);
 }
 
 StateDict drop_nonpersistent(const StateDict& state) {
   size_t depth = 0;
-  return drop_from_dict(state, depth);
+  const auto kept = [](const StateNode& node) {
+    return is_a<LocalNonpersistent>(node) ? std::nullopt : std::optional(node);
+  };
+  return copied(state, kept, depth);
 }
 
 StateDict restore_nonpersistent(StateDict loaded, const StateDict& original) {
-  return Restorer().restore(std::move(loaded), original);
+  const auto put = [](StateNode*, const LocalNonpersistent& local) {
+    return std::optional(local.value != nullptr ? *local.value : StateNode());
+  };
+  return Together<LocalNonpersistent, decltype(put)>(put).dict(std::move(loaded), original);
 }
 
 }  // namespace tilestone

@@ -164,15 +164,9 @@ def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> As
         call = SaveCall(state, path, until_the_end, kind=AsyncSaveOptions, **given)
         options = _engine_options(call.given)
         watched = _watched(call.given)
-        assert call.session is not None
-        if call.files is not None:
-            core = _core.async_save_by_files(
-                call.session, call.bare(), call.prepare, options, watched
-            )
-        else:
-            core = _core.async_save(
-                call.session, call.prepare, call.location, call.limit, options, watched
-            )
+        core = _core.async_save(
+            call.comm, call.prepare, call.location, call.limit, options, watched, call.bare()
+        )
         core.on_durable(until_the_end.pop_all().close)
         return AsyncSave(core)
 

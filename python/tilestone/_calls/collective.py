@@ -223,16 +223,15 @@ class SaveCall:
         self.given = options
         self._kind = kind
         self._until_the_end = until_the_end
-        self.session = session
         self._group = torch_group(group)
         self.files: _core.ByFiles | None = None
-        self.comm: Any = None
+        self.comm: Any = session
         if by_files is not None:
             if group is not None and session is None:
                 raise InvalidArgumentError("group and by_files exclude each other")
             self.files = files_of(by_files).made()
-        else:
-            self.comm = communicator(group) if session is None else session
+        elif session is None:
+            self.comm = communicator(group)
 
     @property
     def location(self) -> bytes:
@@ -244,11 +243,13 @@ class SaveCall:
         """Seconds for the whole save."""
         return valid.limit_of(self.given.get("timeout", _core.DEFAULT_TIMEOUT))
 
-    def bare(self) -> _core.SaveRequest:
-        """The request with which a save by files begins: the options, without the state.
+    def bare(self) -> _core.SaveRequest | None:
+        """The request with which a save by files begins: the options, without the state; or None.
 
         Errors in the other options are found in `prepare`, where the other ranks learn of them.
         """
+        if self.files is None:
+            return None
         given = {name: v for name, v in self.given.items() if name not in _LATER_OPTIONS}
         options = checked("save", self._kind, given | {"timeout": self.limit})
         if isinstance(self.given.get("copies"), LocalCopies):

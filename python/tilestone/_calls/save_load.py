@@ -84,9 +84,7 @@ def run_save(state: Any, path: str | os.PathLike[str], **given: Any) -> _core.Sa
     """Saves with the arguments of SaveCall."""
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, **given)
-        if call.files is not None:
-            return _core.save_by_files(call.bare(), call.prepare, call.session)
-        return _core.save(call.prepare, call.location, call.comm, call.limit)
+        return _core.save(call.prepare, call.location, call.comm, call.limit, call.bare())
 
 
 @keywords(LoadOptions)

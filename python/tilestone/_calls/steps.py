@@ -155,8 +155,5 @@ def begin_save(
         given |= session._next_save(path, given)
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, **given)
-        if call.files is not None:
-            core = _core.begin_save_by_files(call.bare(), call.prepare, call.session)
-        else:
-            core = _core.begin_save(call.prepare, call.location, call.comm, call.limit)
+        core = _core.begin_save(call.prepare, call.location, call.comm, call.limit, call.bare())
         return BegunSave(core, until_the_end.pop_all())

@@ -123,52 +123,46 @@ class ShardedTensor(WithHolders, ShardedBase):
         """
         self._check_data()
         if len(self.global_shape) != len(self.global_offset):
-            raise self._wrong(MismatchError, "global_offset and global_shape differ in length")
+            raise self._differs("global_offset and global_shape differ in length")
         if len(self.local_shape) + self.prepend_axis_num != len(self.global_shape):
-            raise self._wrong(
-                MismatchError,
+            raise self._differs(
                 "local_shape and prepend_axis_num together have a different number of axes than "
-                "global_shape",
+                "global_shape"
             )
         if self.axis_fragmentations is not None:
             for offset, size in zip(self.global_offset[self.prepend_axis_num :], self.local_shape):
                 if size != 0 and offset % size != 0:
                     raise self._wrong(
-                        InvalidArgumentError,
                         f"an offset of a regular grid ({offset}) is not a multiple of the local "
-                        f"size ({size})",
+                        f"size ({size})"
                     )
         if self.flattened_range is not None:
             self._check_range(self.flattened_range)
 
-    def _wrong(self, kind: Any, text: str) -> Exception:
-        return kind(f"{text}: {self}", key=self.key)  # type: ignore[no-any-return]
+    def _wrong(self, text: str) -> Exception:
+        return InvalidArgumentError(f"{text}: {self}", key=self.key)
+
+    def _differs(self, text: str) -> Exception:
+        return MismatchError(f"{text}: {self}", key=self.key)
 
     def _check_data(self) -> None:
         if self.data is None:
             return
         if self.data.dtype != self.dtype:
-            raise self._wrong(MismatchError, f"data has dtype {self.data.dtype}, not `dtype`")
+            raise self._differs(f"data has dtype {self.data.dtype}, not `dtype`")
         if self.flattened_range is None and tuple(self.data.shape) != tuple(self.local_shape):
-            raise self._wrong(
-                MismatchError, f"data has shape {tuple(self.data.shape)}, not `local_shape`"
-            )
+            raise self._differs(f"data has shape {tuple(self.data.shape)}, not `local_shape`")
 
     def _check_range(self, flat: slice) -> None:
         size = math.prod(self.local_shape)
         if flat.step is not None or flat.start is None or flat.stop is None:
-            raise self._wrong(
-                InvalidArgumentError, "a flattened range must have a start, a stop and no step"
-            )
+            raise self._wrong("a flattened range must have a start, a stop and no step")
         if not 0 <= flat.start <= flat.stop <= size:
-            raise self._wrong(
-                InvalidArgumentError, f"a flattened range exceeds the {size} local elements"
-            )
+            raise self._wrong(f"a flattened range exceeds the {size} local elements")
         count = (flat.stop - flat.start,)
         if self.data is not None and tuple(self.data.shape) != count:
-            raise self._wrong(
-                MismatchError,
-                f"data of a flattened range has shape {tuple(self.data.shape)}, not {count}",
+            raise self._differs(
+                f"data of a flattened range has shape {tuple(self.data.shape)}, not {count}"
             )
 
     @property
@@ -198,7 +192,7 @@ class ShardedTensor(WithHolders, ShardedBase):
             CheckpointingException: there is no flattened range.
         """
         if self.flattened_range is None:
-            raise self._wrong(InvalidArgumentError, "coordinates need a flattened range")
+            raise self._wrong("coordinates need a flattened range")
         flat = np.arange(self.flattened_range.start, self.flattened_range.stop)
         return tuple(np.unravel_index(flat, tuple(self.local_shape)))
 
@@ -227,9 +221,7 @@ class ShardedTensor(WithHolders, ShardedBase):
         place = list(self.global_offset[: self.prepend_axis_num])
         for offset, size in zip(self.global_offset[self.prepend_axis_num :], self.local_shape):
             if size != 0 and offset % size != 0:
-                raise self._wrong(
-                    InvalidArgumentError, "the box does not lie on a grid of its own shape"
-                )
+                raise self._wrong("the box does not lie on a grid of its own shape")
             place.append(offset // size if size else 0)
         return tuple(place)
 
@@ -241,13 +233,12 @@ class ShardedTensor(WithHolders, ShardedBase):
                 number of fragments, and allow_shape_mismatch is False.
         """
         if self.axis_fragmentations is None:
-            raise self._wrong(InvalidArgumentError, "an irregular grid has no common chunk size")
+            raise self._wrong("an irregular grid has no common chunk size")
         sizes = []
         for size, fragments in zip(self.global_shape, self.axis_fragmentations):
             if not self.allow_shape_mismatch and size % fragments != 0:
                 raise self._wrong(
-                    InvalidArgumentError,
-                    f"{size} elements can't be divided into {fragments} equal fragments",
+                    f"{size} elements can't be divided into {fragments} equal fragments"
                 )
             sizes.append(size // fragments)
         return tuple(sizes)
@@ -403,16 +394,15 @@ class ShardedTensor(WithHolders, ShardedBase):
     def _narrowed_size(self, dim: int, start: int, length: int) -> int:
         """The local size along an axis that may be narrowed in this way."""
         if not 0 <= dim < len(self.local_shape):
-            raise self._wrong(InvalidArgumentError, f"there is no axis {dim} to narrow")
+            raise self._wrong(f"there is no axis {dim} to narrow")
         size = self.local_shape[dim]
         if start < 0 or length < 0 or start + length > size:
             raise self._wrong(
-                InvalidArgumentError,
-                f"{length} elements from {start} do not lie within the {size} elements",
+                f"{length} elements from {start} do not lie within the {size} elements"
             )
         axis = dim + self.prepend_axis_num
         if size and (self.global_shape[axis] % size or self.global_offset[axis] % size):
-            raise self._wrong(InvalidArgumentError, "only a regular grid can be narrowed")
+            raise self._wrong("only a regular grid can be narrowed")
         return size
 
 

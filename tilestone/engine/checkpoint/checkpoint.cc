@@ -44,6 +44,12 @@ const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key
   return *found;
 }
 
+const StoredObject& find_object(const Metadata& metadata, const std::string& key) {
+  const StoredObject* found = metadata.find_object(key);
+  if (found == nullptr) fail_not_found(metadata, key, "object");
+  return *found;
+}
+
 TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
   with_key(tensor.key, [&] { check_bounds(wanted, tensor.shape); });
   TensorItem item;
@@ -78,6 +84,19 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& stora
   return record;
 }
 
+void expect_no_interrupt(const OpenOptions& options) {
+  static_cast<void>(Deadline::never().with_interrupt(options.interrupt).expired());
+}
+
+engine::Found found_at(const Location& location, const OpenOptions& options) {
+  engine::check_options(options);
+  engine::Found found =
+      engine::find_checkpoint(engine::followed(location, options.reading).shared(), options.format,
+                              std::nullopt, options.unmarked);
+  expect_no_interrupt(options);
+  return found;
+}
+
 // Allocates the items' memory, after checking that the files are large enough for them.
 void give_memory(const engine::ReadContext& context, const LoadPlan& plan,
                  std::span<TensorItem> items) {
@@ -107,32 +126,28 @@ void run(const engine::ReadContext& context, const LoadPlan& plan,
 
 }  // namespace
 
-Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in,
-                         const OpenOptions& options)
-    : storage(std::move(storage_in)),
-      opened(std::move(opened_in)),
-      record(record_of(opened, *storage)),
-      buffers(engine::make_pool(options.resources.buffer_bytes,
-                                engine::thread_count(options.resources.threads),
-                                opened.metadata.tensor_bytes())),
+engine::OpenCheckpoint::OpenCheckpoint(const Location& location, const OpenOptions& options)
+    : OpenCheckpoint(found_at(location, options), options) {}
+
+engine::OpenCheckpoint::OpenCheckpoint(Found found, const OpenOptions& options)
+    : storage(std::move(found.storage)),
+      opened(open_description(std::move(found.description), found.format.format)),
+      buffers(make_pool(options.resources.buffer_bytes, thread_count(options.resources.threads),
+                        opened.metadata.tensor_bytes())),
       verify_checksums(options.checks.checksums),
+      cache(cache_policy(options.reading.cache, opened.metadata.tensor_bytes(), 1,
+                         storage->available_cache())),
+      threads(thread_count(options.resources.threads)) {
+  expect_no_interrupt(options);
+}
+
+Checkpoint::State::State(const Location& location, const OpenOptions& options)
+    : OpenCheckpoint(location, options),
       asked_cache(options.reading.cache),
-      cache(engine::cache_policy(asked_cache, opened.metadata.tensor_bytes(), 1,
-                                 storage->available_cache())),
-      threads(engine::thread_count(options.resources.threads)) {}
+      record(record_of(opened, *storage)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
-  engine::check_options(options);
-  const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
-  engine::Found found =
-      engine::find_checkpoint(engine::followed(location, options.reading).shared(), options.format,
-                              std::nullopt, options.unmarked);
-  static_cast<void>(deadline.expired());
-  engine::Opened opened =
-      engine::open_description(std::move(found.description), found.format.format);
-  static_cast<void>(deadline.expired());
-  return Checkpoint(
-      std::make_shared<const State>(std::move(found.storage), std::move(opened), options));
+  return Checkpoint(std::make_shared<const State>(location, options));
 }
 
 Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt) const {
@@ -233,9 +248,8 @@ void Checkpoint::read_parts(std::span<const Part> parts) const {
 }
 
 Value Checkpoint::read_object(const std::string& key) const {
-  const SharedBytes item = read_object_bytes(key);
-  return with_key_and_file(key, metadata().files[metadata().find_object(key)->at.file],
-                           [&] { return engine::parse_object(state_->opened, item); });
+  return engine::read_object(state_->context(interrupt_), state_->opened,
+                             find_object(metadata(), key));
 }
 
 std::optional<Value> Checkpoint::common() const {
@@ -243,11 +257,7 @@ std::optional<Value> Checkpoint::common() const {
 }
 
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
-  const StoredObject* found = metadata().find_object(key);
-  if (found == nullptr) {
-    fail_not_found(metadata(), key, "object");
-  }
-  const engine::ObjectRead read{found};
+  const engine::ObjectRead read{&find_object(metadata(), key)};
   return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
 }
 

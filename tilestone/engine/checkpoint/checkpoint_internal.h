@@ -6,43 +6,53 @@
 
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 
-namespace tilestone {
+namespace tilestone::engine {
 
-struct Checkpoint::State {
+// An open checkpoint, and what its reads share.
+struct OpenCheckpoint {
   std::shared_ptr<Storage> storage;
-  engine::Opened opened;
-  std::optional<SaveRecord> record;
+  Opened opened;
   std::shared_ptr<BufferPool> buffers;
   bool verify_checksums = true;
-  std::optional<CachePolicy> asked_cache;
   CachePolicy cache = CachePolicy::kBypass;
   mutable ThreadPool threads;
-  std::shared_ptr<engine::WarnedFiles> warned = std::make_shared<engine::WarnedFiles>();
+  std::shared_ptr<WarnedFiles> warned = std::make_shared<WarnedFiles>();
 
-  State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
-  engine::ReadContext context(std::shared_ptr<const Interrupt> interrupt) const {
-    engine::ReadContext context{*storage,
-                                *opened.format,
-                                opened.metadata,
-                                buffers,
-                                threads,
-                                verify_checksums,
-                                Deadline::never().with_interrupt(std::move(interrupt)),
-                                cache,
-                                warned};
-    context.has_manifest = opened.has_manifest_file();
-    return context;
+  // Throws what Checkpoint::open() throws.
+  OpenCheckpoint(const Location& location, const OpenOptions& options);
+  OpenCheckpoint(Found found, const OpenOptions& options);
+  ReadContext context(std::shared_ptr<const Interrupt> interrupt) const {
+    ReadContext made{*storage,
+                     *opened.format,
+                     opened.metadata,
+                     buffers,
+                     threads,
+                     verify_checksums,
+                     Deadline::never().with_interrupt(std::move(interrupt)),
+                     cache,
+                     warned};
+    made.has_manifest = opened.has_manifest_file();
+    return made;
   }
 };
-
-namespace engine {
 
 // Implements Checkpoint::verify().
 VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
                                const ProgressFn& progress, VerifiedFiles* shared);
 
-}  // namespace engine
+}  // namespace tilestone::engine
+
+namespace tilestone {
+
+struct Checkpoint::State : engine::OpenCheckpoint {
+  std::optional<CachePolicy> asked_cache;
+  std::optional<SaveRecord> record;
+
+  State(const Location& location, const OpenOptions& options);
+};
+
 }  // namespace tilestone

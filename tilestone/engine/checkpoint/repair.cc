@@ -20,7 +20,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -28,6 +27,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/checkpoint/repair_file_internal.h"
+#include "tilestone/engine/checkpoint/verify_plan_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -48,8 +48,7 @@ using Damages = std::map<uint32_t, std::vector<Damage>>;
 
 // Leaves out damage of index files and damage without a file.
 Damages by_file(const std::vector<Damage>& damages, const Metadata& metadata) {
-  std::unordered_map<std::string_view, uint32_t> numbers;
-  for (uint32_t i = 0; i < metadata.files.size(); ++i) numbers.emplace(metadata.files[i], i);
+  const auto numbers = files_by_name(metadata);
   Damages found;
   for (const Damage& damage : damages) {
     const auto file = numbers.find(damage.file);

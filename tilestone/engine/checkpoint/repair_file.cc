@@ -1,11 +1,10 @@
 #include <algorithm>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/repair_file_internal.h"
+#include "tilestone/engine/checkpoint/verify_plan_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
 namespace tilestone::engine {
@@ -31,13 +30,12 @@ FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint
       opened_(opened),
       metadata_(opened.metadata),
       deadline_(std::move(deadline)),
+      parts_(parts_of_files(opened)),
+      written_(written_sizes(opened)),
       from_index_(opened),
       buffers_(BufferPool::create(4 * kBlock)) {
-  for (const Receipt& receipt : opened.manifest->receipts) {
-    for (const ReceiptFile& file : receipt.files) written_.emplace(file.name, file.size);
-  }
   list_items(files);
-  list_parts(files);
+  for (const ItemLocation& part : parts_) add(files, {&part}, 0, nullptr);  // there are no copies
   for (auto& [file, items] : items_) {
     std::sort(items.begin(), items.end(),
               [](const Item& a, const Item& b) { return a.at->offset < b.at->offset; });
@@ -73,21 +71,6 @@ void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files
   for (const ItemLocation& copy : object.copies) places.push_back(&copy);
   add(files, std::move(places), 0, &object.key, anew);
   for (const ItemLocation& at : object.unlike) add(files, {&at}, 0, &object.key);
-}
-
-// The beginnings and ends of files, of which there are no copies.
-void FileMaker::list_parts(const std::set<uint32_t>& files) {
-  std::unordered_map<std::string_view, uint32_t> numbers;
-  for (const uint32_t file : files) numbers.emplace(metadata_.files[file], file);
-  for (const Receipt& receipt : opened_.manifest->receipts) {
-    for (const Receipt::FilePart& part : receipt.parts) {
-      const auto file = numbers.find(receipt.files[part.file].name);
-      if (file == numbers.end()) continue;
-      const ItemChecksums sums{0, 0, part.crc32};
-      parts_.push_back({file->second, Codec::kNone, part.offset, part.length, sums});
-      add(files, {&parts_.back()}, 0, nullptr);
-    }
-  }
 }
 
 // The instances of an item share one list of places, because the list may be as long as the number

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -86,7 +85,6 @@ class FileMaker {
   };
 
   void list_items(const std::set<uint32_t>& files);
-  void list_parts(const std::set<uint32_t>& files);
   void list(const StoredObject& object, const std::set<uint32_t>& files, const Anew& anew = {});
   void add(const std::set<uint32_t>& files, Locations places, uint64_t payload,
            const std::string* key, const Anew& anew = {});
@@ -103,9 +101,9 @@ class FileMaker {
   const Opened& opened_;
   const Metadata& metadata_;
   const Deadline deadline_;
-  std::deque<ItemLocation> parts_;               // the beginnings and ends of files
-  std::map<std::string, uint64_t> written_;      // file name -> recorded size, bytes
-  std::map<uint32_t, std::vector<Item>> items_;  // by file, each list by offset
+  const std::vector<ItemLocation> parts_;          // the beginnings and ends of files
+  const std::map<std::string, uint64_t> written_;  // file name -> recorded size, bytes
+  std::map<uint32_t, std::vector<Item>> items_;    // by file, each list by offset
   FromIndex from_index_;
   std::shared_ptr<BufferPool> buffers_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // files that are open

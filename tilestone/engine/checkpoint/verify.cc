@@ -11,7 +11,6 @@
 #include <set>
 #include <string_view>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "tilestone/base/block_sums.h"
@@ -43,12 +42,12 @@ class Verifier {
       : context_(context),
         opened_(opened),
         shared_(shared == nullptr ? nullptr : &shared->state()),
-        reader_(context, &context.threads) {}
+        reader_(context, &context.threads),
+        parts_(parts_of_files(opened)) {}
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
-    list_parts();
-    plan_ = plan_verify(context_, sizes_, written_sizes(), parts_,
+    plan_ = plan_verify(context_, sizes_, written_sizes(opened_), parts_,
                         opened_.common ? &*opened_.common : nullptr);
     std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(found_));
     check_manifest_is_there();
@@ -151,38 +150,6 @@ class Verifier {
     }
   }
 
-  // The beginnings and ends of files, as the manifest lists them.
-  void list_parts() {
-    if (!opened_.manifest) return;
-    std::unordered_map<std::string_view, uint32_t> files;
-    for (const Receipt& receipt : opened_.manifest->receipts) {
-      if (receipt.parts.empty()) continue;
-      if (files.empty()) files = files_by_name();
-      for (const Receipt::FilePart& part : receipt.parts) {
-        const uint32_t file = files.at(receipt.files[part.file].name);
-        const ItemChecksums sums{0, 0, part.crc32};
-        parts_.push_back({file, Codec::kNone, part.offset, part.length, sums});
-      }
-    }
-  }
-
-  std::unordered_map<std::string_view, uint32_t> files_by_name() const {
-    std::unordered_map<std::string_view, uint32_t> files;
-    for (uint32_t i = 0; i < context_.metadata.files.size(); ++i) {
-      files.emplace(context_.metadata.files[i], i);
-    }
-    return files;
-  }
-
-  std::map<std::string, uint64_t> written_sizes() const {
-    std::map<std::string, uint64_t> sizes;
-    if (!opened_.manifest) return sizes;
-    for (const Receipt& rank : opened_.manifest->receipts) {
-      for (const ReceiptFile& file : rank.files) sizes.emplace(file.name, file.size);
-    }
-    return sizes;
-  }
-
   // Reports data files with Tilestone names without the manifest of their save: the manifest is
   // missing, or the save id in the metadata is damaged. For a rank-local checkpoint, reports that a
   // rank's receipt is missing.
@@ -272,7 +239,7 @@ class Verifier {
   // Adds the lost keys to the damages of files that are missing or too short.
   void add_lost_keys() {
     if (!opened_.has_manifest_file()) return;  // what is lost may be in another rank's chunk
-    const std::map<std::string, uint64_t> written = written_sizes();
+    const std::map<std::string, uint64_t> written = written_sizes(opened_);
     std::map<std::string_view, std::set<std::string>> keys;  // by name of such a file
     for (size_t file = 0; file < sizes_.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
@@ -540,7 +507,7 @@ class Verifier {
   std::optional<bool> replaced_;      // see is_replaced()
   std::vector<int64_t> sizes_;
   std::vector<std::optional<FileIdentity>> identities_;  // by file
-  std::vector<ItemLocation> parts_;
+  const std::vector<ItemLocation> parts_;
   VerifyPlan plan_;
   std::map<uint32_t, RecordSum> sums_;  // of large items
   std::set<uint32_t> unreadable_;       // items of which the disk can't read some range

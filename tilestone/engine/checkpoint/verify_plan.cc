@@ -262,6 +262,34 @@ std::vector<const ItemLocation*> places_of(const Metadata& metadata, const Verif
   return is_one ? places : std::vector{item.at};
 }
 
+std::map<std::string, uint64_t> written_sizes(const Opened& opened) {
+  std::map<std::string, uint64_t> sizes;
+  if (!opened.manifest) return sizes;
+  for (const Receipt& rank : opened.manifest->receipts) {
+    for (const ReceiptFile& file : rank.files) sizes.emplace(file.name, file.size);
+  }
+  return sizes;
+}
+
+std::vector<ItemLocation> parts_of_files(const Opened& opened) {
+  std::vector<ItemLocation> parts;
+  if (!opened.manifest) return parts;
+  const auto numbers = files_by_name(opened.metadata);
+  for (const Receipt& rank : opened.manifest->receipts) {
+    for (const Receipt::FilePart& part : rank.parts) {
+      parts.push_back({numbers.at(rank.files[part.file].name), Codec::kNone, part.offset,
+                       part.length, ItemChecksums{0, 0, part.crc32}});
+    }
+  }
+  return parts;
+}
+
+std::unordered_map<std::string_view, uint32_t> files_by_name(const Metadata& metadata) {
+  std::unordered_map<std::string_view, uint32_t> files;
+  for (uint32_t i = 0; i < metadata.files.size(); ++i) files.emplace(metadata.files[i], i);
+  return files;
+}
+
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
                        const std::map<std::string, uint64_t>& written,
                        const std::vector<ItemLocation>& parts, const StoredObject* common) {

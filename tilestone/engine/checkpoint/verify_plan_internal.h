@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
@@ -60,14 +63,21 @@ std::string unreadable_problem(const Error& error);
 // The locations of all instances of the item: first the one that the index names, then its copies.
 std::vector<const ItemLocation*> places_of(const Metadata& metadata, const VerifyItem& item);
 
+// The sizes that the save wrote, by file name. Empty without a manifest.
+std::map<std::string, uint64_t> written_sizes(const Opened& opened);
+// The beginnings and ends of files, as the manifest lists them.
+std::vector<ItemLocation> parts_of_files(const Opened& opened);
+// By name: index into Metadata::files.
+std::unordered_map<std::string_view, uint32_t> files_by_name(const Metadata& metadata);
+
 // Used instead of a file's size: the file is missing, or (as the caller decided) can't be opened.
 inline constexpr int64_t kMissing = -1;
 inline constexpr int64_t kRefused = -2;
 
 // `sizes`: file sizes by index into Metadata::files, in bytes, or one of the values above.
-// `written`: the sizes that the manifest lists, by file name. `parts`: the beginnings and ends of
-// files, as the manifest lists them. `common`: the object of the common state, which is not in the
-// metadata; null: none. The plan points into `parts`, `common` and the context's metadata.
+// `written`: written_sizes(). `parts`: parts_of_files(). `common`: the object of the common state,
+// which is not in the metadata; null: none. The plan points into `parts`, `common` and the
+// context's metadata.
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
                        const std::map<std::string, uint64_t>& written,
                        const std::vector<ItemLocation>& parts, const StoredObject* common);

@@ -39,6 +39,7 @@
 #include <set>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
@@ -64,33 +65,22 @@ struct RemovalMark {
   std::string id = random_uuid();           // so that two marks differ
   bool is_alone = false;                    // who has just put it, while he holds his lease
 
+  // As in base/both_ways.h.
+  static void walk(auto& io, auto& mark) {
+    both::texts(io, mark.describing);
+    both::texts(io, mark.others);
+    both::text_map(io, mark.tags);
+    both::text(io, mark.id);
+  }
   Bytes encode() const {
     ByteWriter writer;
-    for (const auto* names : {&describing, &others}) {
-      writer.varint(names->size());
-      for (const std::string& name : *names) writer.string(name);
-    }
-    writer.varint(tags.size());
-    for (const auto& [name, tag] : tags) {
-      writer.string(name);
-      writer.string(tag);
-    }
-    writer.string(id);
+    walk(writer, *this);
     return std::move(writer).take();
   }
   static RemovalMark decode(ByteView bytes) {
     ByteReader reader(bytes, std::string(kRemovedName));
     RemovalMark mark;
-    for (auto* names : {&mark.describing, &mark.others}) {
-      for (uint64_t count = reader.count(); count > 0; --count) {
-        names->emplace_back(reader.string());
-      }
-    }
-    for (uint64_t count = reader.count(2); count > 0; --count) {
-      std::string name(reader.string());
-      mark.tags.emplace(std::move(name), reader.string());
-    }
-    mark.id = reader.string();
+    walk(reader, mark);
     reader.expect_end();
     return mark;
   }

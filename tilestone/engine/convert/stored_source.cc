@@ -7,12 +7,9 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
-#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
-#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
-#include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/geometry/box.h"
@@ -77,38 +74,9 @@ class StoredSource::Memory final : public FetchedMemory {
 
 std::shared_ptr<StoredSource> StoredSource::open(const Location& location,
                                                  const OpenOptions& options) {
-  check_options(options);
-  Found found = find_checkpoint(followed(location, options.reading).shared(), options.format,
-                                std::nullopt, options.unmarked);
-  Opened opened = open_description(std::move(found.description), found.format.format);
-  return std::shared_ptr<StoredSource>(
-      new StoredSource(std::move(found.storage), std::move(opened), options));
-}
-
-StoredSource::StoredSource(std::shared_ptr<Storage> storage, Opened opened,
-                           const OpenOptions& options)
-    : storage_(std::move(storage)),
-      opened_(std::move(opened)),
-      interrupt_(options.interrupt),
-      cache_(cache_policy(options.reading.cache, opened_.metadata.tensor_bytes(), 1,
-                          storage_->available_cache())),
-      verify_checksums_(options.checks.checksums),
-      buffers_(make_pool(kBuffers, thread_count(options.resources.threads),
-                         opened_.metadata.tensor_bytes())),
-      threads_(thread_count(options.resources.threads)) {}
-
-ReadContext StoredSource::context() const {
-  ReadContext context{*storage_,
-                      *opened_.format,
-                      opened_.metadata,
-                      buffers_,
-                      threads_,
-                      verify_checksums_,
-                      Deadline::never().with_interrupt(interrupt_),
-                      cache_,
-                      warned_};
-  context.has_manifest = opened_.has_manifest_file();
-  return context;
+  OpenOptions own = options;
+  own.resources.buffer_bytes = kBuffers;
+  return std::shared_ptr<StoredSource>(new StoredSource(location, own));
 }
 
 TensorView StoredSource::tensor(const StoredTensor& stored, DType dtype) {
@@ -141,16 +109,12 @@ const OptimizerStates& StoredSource::unpack_optimizer(std::vector<OptimizerLayou
 }
 
 Value StoredSource::object(const StoredObject& object) const {
-  const ObjectRead read{&object};
-  return with_key_and_file(object.key, metadata().files[object.at.file], [&] {
-    std::vector<Bytes> bytes = read_objects(context(), {&read, 1});
-    return parse_object(opened_, std::move(bytes.front()));
-  });
+  return read_object(context(), opened(), object);
 }
 
 Value StoredSource::object_in_place(const StoredObject& object) {
   const std::filesystem::path path =
-      std::filesystem::path(storage_->describe()) / metadata().files[object.at.file];
+      std::filesystem::path(open_.storage->describe()) / metadata().files[object.at.file];
   std::error_code error;
   if (object.at.codec != Codec::kNone || !std::filesystem::is_regular_file(path, error)) {
     return this->object(object);
@@ -163,13 +127,13 @@ Value StoredSource::object_in_place(const StoredObject& object) {
   const ByteView item = file->bytes().subspan(object.at.offset, object.at.length);
   if (!as_text(item).starts_with("PK")) return this->object(object);  // no archive
   return with_key_and_file(object.key, metadata().files[object.at.file], [&] {
-    if (verify_checksums_) {
+    if (open_.verify_checksums) {
       if (const auto fault = archive::check_archive(item)) {
         throw Error(ErrorCode::kCorrupt,
                     fault->problem + " (at byte " + std::to_string(fault->offset) + ")");
       }
     }
-    Value value = opened_.dialect->object_of(archive::view_archive(item), *opened_.format);
+    Value value = opened().dialect->object_of(archive::view_archive(item), *opened().format);
     const std::lock_guard lock(mutex_);
     mapped_.push_back(std::move(file));
     return value;
@@ -194,7 +158,7 @@ void StoredSource::read_now(std::vector<TensorItem> items, bool cast) {
   reads.finish();
 }
 
-std::optional<Value> StoredSource::common() const { return read_common(context(), opened_); }
+std::optional<Value> StoredSource::common() const { return read_common(context(), opened()); }
 
 void StoredSource::fetch(size_t asked, uint64_t begin, MutableByteView out) {
   const std::lock_guard lock(mutex_);

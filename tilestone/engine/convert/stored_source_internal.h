@@ -13,7 +13,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
-#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/checkpoint/checkpoint_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/context_internal.h"
 #include "tilestone/engine/read/optimizer_states_internal.h"
@@ -72,8 +72,8 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   // `options`: its buffer_bytes is ignored. Throws what Checkpoint::open throws.
   static std::shared_ptr<StoredSource> open(const Location& location, const OpenOptions& options);
 
-  const Opened& opened() const { return opened_; }
-  const Metadata& metadata() const { return opened_.metadata; }
+  const Opened& opened() const { return open_.opened; }
+  const Metadata& metadata() const { return open_.opened.metadata; }
 
   // The whole tensor in `dtype`, as memory that the CPU can't address (TensorView::device).
   // `stored`: of metadata(), or of the optimizer's states. Throws what plan_load() throws:
@@ -106,22 +106,17 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
     uint64_t at = 0;
   };
 
-  StoredSource(std::shared_ptr<Storage> storage, Opened opened, const OpenOptions& options);
-  ReadContext context() const;
+  StoredSource(const Location& location, const OpenOptions& options)
+      : open_(location, options), interrupt_(options.interrupt) {}
+  ReadContext context() const { return open_.context(interrupt_); }
   void read_now(std::vector<TensorItem> items, bool cast);
   void fetch(size_t asked, uint64_t begin, MutableByteView out);
   const Part* find(size_t asked, uint64_t begin) const;
   void fill_window(size_t asked, uint64_t begin);
   uint64_t end_of_part(const Asked& asked, uint64_t begin) const;
 
-  const std::shared_ptr<Storage> storage_;
-  const Opened opened_;
+  const OpenCheckpoint open_;
   const std::shared_ptr<const Interrupt> interrupt_;
-  const CachePolicy cache_;
-  const bool verify_checksums_;
-  const std::shared_ptr<BufferPool> buffers_;
-  const std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
-  mutable ThreadPool threads_;
   std::optional<OptimizerStates> states_;
   std::shared_ptr<const TensorPatch> patch_;
   std::mutex mutex_;  // guards what follows

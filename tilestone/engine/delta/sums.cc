@@ -4,63 +4,45 @@
 
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/plan/wire_internal.h"
 
 namespace tilestone::engine {
 
-void ShardSum::encode(ByteWriter& writer) const {
-  writer.string(key);
-  wire::write_dtype(writer, dtype);
-  wire::write_shape(writer, shape);
-  wire::write_box(writer, box);
-  writer.u8(has_base ? 1 : 0);
-  writer.u32(before);
-  writer.u32(after);
-  writer.varint(pieces.size());
-  for (const DeltaPiece& piece : pieces) {
-    wire::write_box(writer, piece.box);
-    writer.u8(static_cast<uint8_t>(piece.kind));
-    writer.u8(static_cast<uint8_t>(piece.gap_bytes));
-    writer.u32(piece.crc32);
-    writer.string(piece.file);
-  }
-}
+namespace {
 
-ShardSum ShardSum::decode(ByteReader& reader) {
-  ShardSum sum;
-  sum.key = reader.string();
-  sum.dtype = wire::read_dtype(reader);
-  sum.shape = wire::read_shape(reader);
-  sum.box = wire::read_box(reader, sum.shape);
-  sum.has_base = reader.u8() != 0;
-  sum.before = reader.u32();
-  sum.after = reader.u32();
-  const uint64_t count = reader.count();
-  for (uint64_t i = 0; i < count; ++i) {
-    DeltaPiece piece{.box = wire::read_box(reader, sum.shape)};
-    piece.kind = static_cast<DeltaKind>(reader.u8());
-    piece.gap_bytes = reader.u8();
-    piece.crc32 = reader.u32();
-    piece.file = reader.string();
-    sum.pieces.push_back(std::move(piece));
-  }
-  return sum;
-}
+// As in base/both_ways.h.
+constexpr auto walk_sum = [](auto& io, auto& sum) {
+  both::text(io, sum.key);
+  wire::dtype(io, sum.dtype);
+  wire::shape(io, sum.shape);
+  wire::box(io, sum.shape, sum.box);
+  both::u8(io, sum.has_base);
+  both::u32(io, sum.before);
+  both::u32(io, sum.after);
+  both::each(io, sum.pieces, 7, [&](auto& piece) {
+    wire::box(io, sum.shape, piece.box);
+    both::u8(io, piece.kind);
+    both::u8(io, piece.gap_bytes);
+    both::u32(io, piece.crc32);
+    both::text(io, piece.file);
+  });
+};
+
+}  // namespace
 
 Bytes encode_sums(std::span<const ShardSum> sums) {
   ByteWriter writer;
-  writer.varint(sums.size());
-  for (const ShardSum& sum : sums) sum.encode(writer);
+  both::each(writer, sums, 13, [&](const ShardSum& sum) { walk_sum(writer, sum); });
   return std::move(writer).take();
 }
 
 std::vector<ShardSum> decode_sums(ByteView bytes, int rank) {
   ByteReader reader(bytes, "the sums of rank " + std::to_string(rank));
   std::vector<ShardSum> sums;
-  const uint64_t count = reader.count();
-  for (uint64_t i = 0; i < count; ++i) sums.push_back(ShardSum::decode(reader));
+  both::each(reader, sums, 13, [&](ShardSum& sum) { walk_sum(reader, sum); });
   reader.expect_end();
   return sums;
 }

@@ -24,8 +24,6 @@ struct ShardSum {
   std::vector<DeltaPiece> pieces = {};
 
   uint64_t bytes() const { return static_cast<uint64_t>(box.numel()) * itemsize(dtype); }
-  void encode(ByteWriter& writer) const;
-  static ShardSum decode(ByteReader& reader);
 };
 Bytes encode_sums(std::span<const ShardSum> sums);
 std::vector<ShardSum> decode_sums(ByteView bytes, int rank);

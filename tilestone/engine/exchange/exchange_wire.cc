@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/plan/wire_internal.h"
 
 namespace tilestone::engine {
@@ -45,35 +46,60 @@ ByteReader reader_of(ByteView description, const char* what, int from) {
   return ByteReader(description, std::string(what) + " of rank " + std::to_string(from));
 }
 
-void put(ByteWriter& writer, const Box& box) {
+// Writes a list with `walk` (both_ways.h), as a message without elements.
+Bytes written_list(const auto& list, const auto& walk) {
+  ByteWriter writer;
+  walk(writer, list);
+  return sealed({}, writer.bytes(), 0);
+}
+
+template <typename T>
+std::vector<T> read_list(ByteView message, const char* what, int from, const auto& walk) {
+  ByteReader reader = reader_of(opened(message).description, what, from);
+  std::vector<T> list;
+  walk(reader, list);
+  reader.expect_end();
+  return list;
+}
+
+void walk_box(ByteWriter& writer, const Box& box) {
   writer.varint(box.rank());
-  wire::write_box(writer, box);
+  wire::box(writer, {}, box);
+}
+void walk_box(ByteReader& reader, Box& box) {
+  wire::box(reader, Dims(static_cast<size_t>(reader.count(2)), INT64_MAX), box);
 }
 
-Box get_box(ByteReader& reader) {
-  return wire::read_box(reader, Dims(static_cast<size_t>(reader.count(2)), INT64_MAX));
-}
+constexpr auto walk_requests = [](auto& io, auto& requests) {
+  both::each(io, requests, 4, [&](auto& request) {
+    both::varint(io, request.tensor);
+    both::varint(io, request.chunk);
+    walk_box(io, request.box);
+    both::u8(io, request.checked_by_asker);
+  });
+};
 
-void put(ByteWriter& writer, const TileCheck& check) {
-  writer.varint(check.tensor);
-  writer.varint(check.chunk);
-  writer.varint(check.offset);
-  writer.varint(check.size);
-  writer.u32(check.crc);
-  writer.varint(check.record_size);
-  writer.u32(check.record_crc32);
-}
+constexpr auto walk_chunks = [](auto& io, auto& chunks) {
+  both::each(io, chunks, 2, [&](auto& chunk) {
+    both::varint(io, chunk.tensor);
+    both::varint(io, chunk.chunk);
+  });
+};
 
-TileCheck get_check(ByteReader& reader) {
-  TileCheck check;
-  check.tensor = static_cast<uint32_t>(reader.varint());
-  check.chunk = static_cast<uint32_t>(reader.varint());
-  check.offset = reader.varint();
-  check.size = reader.varint();
-  check.crc = reader.u32();
-  check.record_size = reader.varint();
-  check.record_crc32 = reader.u32();
-  return check;
+void walk_round(auto& io, auto& round) {
+  both::each(io, round.boxes, 2, [&](auto& sent) {
+    both::varint(io, sent.request);
+    walk_box(io, sent.box);
+  });
+  both::each(io, round.checks, 13, [&](auto& check) {
+    both::varint(io, check.tensor);
+    both::varint(io, check.chunk);
+    both::varint(io, check.offset);
+    both::varint(io, check.size);
+    both::u32(io, check.crc);
+    both::varint(io, check.record_size);
+    both::u32(io, check.record_crc32);
+  });
 }
 
 }  // namespace
@@ -85,49 +111,17 @@ void fail_exchange(int rank, const std::string& problem) {
 bool more_in(ByteView message) { return (opened(message).flags & kMore) != 0; }
 
 Bytes encode_requests(std::span<const TileRequest> requests) {
-  ByteWriter writer;
-  writer.varint(requests.size());
-  for (const TileRequest& request : requests) {
-    writer.varint(request.tensor);
-    writer.varint(request.chunk);
-    put(writer, request.box);
-    writer.u8(request.checked_by_asker ? 1 : 0);
-  }
-  return sealed({}, writer.bytes(), 0);
+  return written_list(requests, walk_requests);
 }
 
 std::vector<TileRequest> decode_requests(ByteView message, int from) {
-  ByteReader reader = reader_of(opened(message).description, "requests", from);
-  std::vector<TileRequest> requests(reader.count(4));
-  for (TileRequest& request : requests) {
-    request.tensor = static_cast<uint32_t>(reader.varint());
-    request.chunk = static_cast<uint32_t>(reader.varint());
-    request.box = get_box(reader);
-    request.checked_by_asker = reader.u8() != 0;
-  }
-  reader.expect_end();
-  return requests;
+  return read_list<TileRequest>(message, "requests", from, walk_requests);
 }
 
-Bytes encode_chunks(std::span<const ChunkRef> chunks) {
-  ByteWriter writer;
-  writer.varint(chunks.size());
-  for (const ChunkRef& chunk : chunks) {
-    writer.varint(chunk.tensor);
-    writer.varint(chunk.chunk);
-  }
-  return sealed({}, writer.bytes(), 0);
-}
+Bytes encode_chunks(std::span<const ChunkRef> chunks) { return written_list(chunks, walk_chunks); }
 
 std::vector<ChunkRef> decode_chunks(ByteView message, int from) {
-  ByteReader reader = reader_of(opened(message).description, "damaged chunks", from);
-  std::vector<ChunkRef> chunks(reader.count(2));
-  for (ChunkRef& chunk : chunks) {
-    chunk.tensor = static_cast<uint32_t>(reader.varint());
-    chunk.chunk = static_cast<uint32_t>(reader.varint());
-  }
-  reader.expect_end();
-  return chunks;
+  return read_list<ChunkRef>(message, "damaged chunks", from, walk_chunks);
 }
 
 Bytes encode_verdicts(const std::vector<bool>& served, bool more) {
@@ -147,13 +141,7 @@ std::vector<bool> decode_verdicts(ByteView message, int from) {
 
 Bytes encode_round(Bytes elements, const RoundMessage& message, bool more) {
   ByteWriter writer;
-  writer.varint(message.boxes.size());
-  for (const SentBox& sent : message.boxes) {
-    writer.varint(sent.request);
-    put(writer, sent.box);
-  }
-  writer.varint(message.checks.size());
-  for (const TileCheck& check : message.checks) put(writer, check);
+  walk_round(writer, message);
   return sealed(std::move(elements), writer.bytes(), more ? kMore : 0);
 }
 
@@ -162,13 +150,7 @@ RoundMessage decode_round(ByteView message, int from) {
   ByteReader reader = reader_of(open.description, "elements", from);
   RoundMessage round;
   round.elements = open.elements;
-  round.boxes.resize(reader.count(2));
-  for (SentBox& sent : round.boxes) {
-    sent.request = static_cast<uint32_t>(reader.varint());
-    sent.box = get_box(reader);
-  }
-  round.checks.resize(reader.count(13));
-  for (TileCheck& check : round.checks) check = get_check(reader);
+  walk_round(reader, round);
   reader.expect_end();
   return round;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/comm/store_communicator.h"
@@ -105,50 +106,63 @@ StoreCommunicator meeting_of(Storage& storage, const AttemptHead& head, int rank
 
 // ---- Contents
 
+namespace {
+
+// As in base/both_ways.h.
+void walk_head(auto& io, auto& head) {
+  both::text(io, head.save_id);
+  both::varint(io, head.world_size);
+  both::expect(io, head.world_size >= 1 && head.world_size <= kMaxWorldSize,
+               "the world size is not one of 1 to " + std::to_string(kMaxWorldSize));
+  both::text(io, head.format);
+  both::text(io, head.dialect);
+  both::text(io, head.writer);
+  both::one_of(io, head.common_differs, static_cast<uint8_t>(Checks::Differing::kError),
+               "common_differs has an unknown value");
+  both::u8(io, head.rank_local);
+  both::u64(io, head.token);
+  both::u64(io, head.number);
+  both::text_map(io, head.attributes);
+}
+
+void walk_left(auto& io, auto& left) {
+  both::u64(io, left.common_keys);
+  both::each(io, left.held, 2 * sizeof(uint64_t) + 1, [&](auto& one) {
+    both::u64(io, one.id);
+    both::u64(io, one.content);
+    both::varint(io, one.ranks);
+  });
+  walk_lists(io, left.lists);
+  both::blob(io, left.receipt);
+}
+
+// Left out by a rank that has nothing of it.
+void walk_rest_of_left(auto& io, auto& left) {
+  both::texts(io, left.unwritten_objects);
+  both::each(io, left.of_dialect, 3, [&](auto& file) {
+    both::text(io, file.name);
+    both::one_of(io, file.role, IndexRole::kAfter, "an index file has an unknown role");
+    both::blob(io, file.bytes);
+  });
+  both::table(io, left.replicas, 2, [&](auto& rank) {
+    both::varint(io, rank);
+    both::expect(io, rank < kMaxReplicas, "a replica has an impossible rank");
+  });
+}
+
+}  // namespace
+
 Bytes AttemptHead::encode() const {
   ByteWriter out;
   out.u8(kVersion);
-  out.string(save_id);
-  out.varint(static_cast<uint64_t>(world_size));
-  out.string(format);
-  out.string(dialect);
-  out.string(writer);
-  out.u8(common_differs);
-  out.u8(rank_local ? 1 : 0);
-  out.u64(token);
-  out.u64(number);
-  out.varint(attributes.size());
-  for (const auto& [name, value] : attributes) {
-    out.string(name);
-    out.string(value);
-  }
+  walk_head(out, *this);
   return sealed(std::move(out));
 }
 
 AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
   return unsealed(bytes, file, kVersion, [](ByteReader& in) {
     AttemptHead head;
-    head.save_id = in.string();
-    const uint64_t world = in.varint();
-    if (world < 1 || world > kMaxWorldSize) {
-      in.fail("the world size is " + std::to_string(world) + ", not one of 1 to " +
-              std::to_string(kMaxWorldSize));
-    }
-    head.world_size = static_cast<int>(world);
-    head.format = in.string();
-    head.dialect = in.string();
-    head.writer = in.string();
-    head.common_differs = in.u8();
-    if (head.common_differs > static_cast<uint8_t>(Checks::Differing::kError)) {
-      in.fail("common_differs has an unknown value");
-    }
-    head.rank_local = in.u8() != 0;
-    head.token = in.u64();
-    head.number = in.u64();
-    for (uint64_t count = in.count(2); count > 0; --count) {
-      std::string name(in.string());
-      head.attributes.emplace(std::move(name), in.string());
-    }
+    walk_head(in, head);
     return head;
   });
 }
@@ -156,75 +170,17 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
 Bytes AttemptReceipt::encode() const {
   ByteWriter out;
   out.u8(kVersion);
-  out.u64(common_keys);
-  out.varint(held.size());
-  for (const HeldContent& one : held) {
-    out.u64(one.id);
-    out.u64(one.content);
-    out.varint(one.ranks);
-  }
-  write_lists(out, lists);
-  out.blob(receipt);
-  if (!unwritten_objects.empty() || !of_dialect.empty() || !replicas.empty()) {
-    out.varint(unwritten_objects.size());
-    for (const std::string& key : unwritten_objects) out.string(key);
-    out.varint(of_dialect.size());
-    for (const IndexFile& file : of_dialect) {
-      out.string(file.name);
-      out.u8(static_cast<uint8_t>(file.role));
-      out.blob(file.bytes);
-    }
-    out.varint(replicas.size());
-    for (const auto& [key, rank] : replicas) {
-      out.string(key);
-      out.varint(rank);
-    }
-  }
+  walk_left(out, *this);
+  const bool has_rest = !unwritten_objects.empty() || !of_dialect.empty() || !replicas.empty();
+  if (has_rest) walk_rest_of_left(out, *this);
   return sealed(std::move(out));
 }
-
-namespace {
-
-Index decode_index_files(ByteReader& in) {
-  Index index(in.count(3));
-  for (IndexFile& file : index) {
-    file.name = in.string();
-    const uint8_t role = in.u8();
-    if (role > static_cast<uint8_t>(IndexRole::kAfter))
-      in.fail("an index file has an unknown role");
-    file.role = static_cast<IndexRole>(role);
-    const ByteView bytes = in.blob();
-    file.bytes.assign(bytes.begin(), bytes.end());
-  }
-  return index;
-}
-
-}  // namespace
 
 AttemptReceipt AttemptReceipt::decode(ByteView bytes, const std::string& file) {
   return unsealed(bytes, file, kVersion, [](ByteReader& in) {
     AttemptReceipt left;
-    left.common_keys = in.u64();
-    left.held.resize(in.count(2 * sizeof(uint64_t) + 1));
-    for (HeldContent& one : left.held) {
-      one.id = in.u64();
-      one.content = in.u64();
-      one.ranks = static_cast<uint32_t>(std::min<uint64_t>(in.varint(), UINT32_MAX));
-    }
-    left.lists = read_lists(in);
-    const ByteView receipt = in.blob();
-    left.receipt.assign(receipt.begin(), receipt.end());
-    if (in.remaining() == 0) return left;
-    left.unwritten_objects.resize(in.count());
-    for (std::string& key : left.unwritten_objects) key = in.string();
-    left.of_dialect = decode_index_files(in);
-    for (size_t more = in.count(2); more > 0; --more) {
-      std::string key(in.string());
-      const uint64_t rank = in.varint();
-      if (rank >= kMaxReplicas)
-        in.fail("a replica has the impossible rank " + std::to_string(rank));
-      left.replicas.emplace(std::move(key), static_cast<uint32_t>(rank));
-    }
+    walk_left(in, left);
+    if (in.remaining() > 0) walk_rest_of_left(in, left);
     return left;
   });
 }

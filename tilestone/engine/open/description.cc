@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
@@ -403,83 +404,58 @@ bool holds_checkpoint_of(Storage& storage, const std::shared_ptr<const Format>& 
   return false;
 }
 
+namespace {
+
+// As in base/both_ways.h.
+void walk_description(auto& io, auto& description) {
+  both::text(io, description.format);
+  both::text(io, description.dialect);
+  both::blob(io, description.manifest);
+  auto& files = description.files;
+  both::table(io, files.contents, 2, [&](auto& bytes) { both::blob(io, bytes); });
+  both::table(io, files.sizes, 2, [&](auto& size) { both::varint(io, size); });
+  both::table(io, files.parts, 3, [&](auto& read) {
+    both::varint(io, read.size);
+    both::table(io, read.parts, 2, [&](auto& bytes) { both::blob(io, bytes); });
+  });
+}
+
+void walk_replaced(auto& io, auto& replaced) {
+  both::text(io, replaced.save_id);
+  both::table(io, replaced.files, 9, [&](auto& hash) { both::u64(io, hash); });
+}
+
+}  // namespace
+
 Bytes DescribingFiles::encode() const {
   ByteWriter writer;
-  writer.string(format);
-  writer.string(dialect);
-  writer.blob(manifest);
-  writer.varint(files.contents.size());
-  for (const auto& [name, bytes] : files.contents) {
-    writer.string(name);
-    writer.blob(bytes);
-  }
-  writer.varint(files.sizes.size());
-  for (const auto& [name, size] : files.sizes) {
-    writer.string(name);
-    writer.varint(size);
-  }
-  writer.varint(files.parts.size());
-  for (const auto& [name, read] : files.parts) {
-    writer.string(name);
-    writer.varint(read.size);
-    writer.varint(read.parts.size());
-    for (const auto& [offset, bytes] : read.parts) {
-      writer.varint(offset);
-      writer.blob(bytes);
-    }
-  }
+  walk_description(writer, *this);
   return std::move(writer).take();
 }
 
 DescribingFiles DescribingFiles::decode(ByteView bytes) {
   ByteReader reader(bytes, "description of a checkpoint");
-  const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
   DescribingFiles description;
-  description.format = reader.string();
-  description.dialect = reader.string();
-  description.manifest = owned(reader.blob());
-  DirectoryFiles& files = description.files;
-  for (uint64_t count = reader.count(2); count > 0; --count) {
-    files.names.emplace_back(reader.string());
-    files.contents.emplace(files.names.back(), owned(reader.blob()));
-  }
-  for (uint64_t count = reader.count(2); count > 0; --count) {
-    files.names.emplace_back(reader.string());
-    files.sizes.emplace(files.names.back(), reader.varint());
-  }
-  for (uint64_t count = reader.count(3); count > 0; --count) {
-    files.names.emplace_back(reader.string());
-    FileParts& read = files.parts[files.names.back()];
-    read.size = reader.varint();
-    for (uint64_t parts = reader.count(2); parts > 0; --parts) {
-      const uint64_t offset = reader.varint();
-      read.parts.emplace(offset, owned(reader.blob()));
-    }
-  }
+  walk_description(reader, description);
   reader.expect_end();
+  DirectoryFiles& files = description.files;
+  for (const auto& [name, content] : files.contents) files.names.push_back(name);
+  for (const auto& [name, size] : files.sizes) files.names.push_back(name);
+  for (const auto& [name, read] : files.parts) files.names.push_back(name);
   std::sort(files.names.begin(), files.names.end());
   return description;
 }
 
 Bytes Replaced::encode() const {
   ByteWriter writer;
-  writer.string(save_id);
-  writer.varint(files.size());
-  for (const auto& [name, hash] : files) {
-    writer.string(name);
-    writer.u64(hash);
-  }
+  walk_replaced(writer, *this);
   return std::move(writer).take();
 }
 
 Replaced Replaced::decode(ByteView bytes) {
   ByteReader reader(bytes, std::string(kReplacedName));
   Replaced replaced;
-  replaced.save_id = reader.string();
-  for (uint64_t count = reader.count(9); count > 0; --count) {
-    std::string name(reader.string());
-    replaced.files.emplace(std::move(name), reader.u64());
-  }
+  walk_replaced(reader, replaced);
   reader.expect_end();
   return replaced;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/state/node_walk.h"
 
 namespace tilestone::engine {
 namespace {
@@ -184,25 +185,13 @@ class Renamer {
   explicit Renamer(const Metadata& stored) : stored_(stored) {}
 
   std::set<std::string> run(StateDict& wanted) {
-    visit(wanted);
+    for_each_node(wanted, [this](StateNode& node, const Path&) {
+      if (auto* tensor = node.get_if<ShardedTensor>()) rename(*tensor);
+    });
     return std::move(renamed_);
   }
 
  private:
-  void visit(StateDict& dict) {
-    for (auto& [element, node] : dict) visit(node);
-  }
-
-  void visit(StateNode& node) {
-    if (auto* dict = node.get_if<StateDict>()) {
-      visit(*dict);
-    } else if (auto* list = node.get_if<StateList>()) {
-      for (StateNode& child : *list) visit(child);
-    } else if (auto* tensor = node.get_if<ShardedTensor>()) {
-      rename(*tensor);
-    }
-  }
-
   void rename(ShardedTensor& tensor) {
     const auto second = parse(tensor.key);
     if (!second || stored_.find_tensor(tensor.key) != nullptr) return;

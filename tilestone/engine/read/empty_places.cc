@@ -7,81 +7,23 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/key_prefixes_internal.h"
 #include "tilestone/engine/read/key_runs_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
+#include "tilestone/state/node_walk.h"
 
 namespace tilestone::engine {
 namespace {
 
 using Policy = Differences::Policy;
 
-// ---- A rank's places ----
-
-// The depth of recursion is that of the caller's tree.
-class EmptyFinder {
- public:
-  explicit EmptyFinder(const LoadOptions& options) {
-    for (const Path& path : options.kept_empty) named_.insert(dotted(path));
-    for (const auto* paths : {&options.subtrees, &options.unmade}) {
-      for (Path path : *paths) {
-        for (; !path.empty(); path.pop_back()) named_.insert(dotted(path));
-      }
-    }
-  }
-
-  std::vector<Path> run(const StateDict& wanted) {
-    visit(wanted);
-    return std::move(found_);
-  }
-
- private:
-  void visit(const StateDict& dict) {
-    for (const auto& [key, node] : dict.entries()) at(key, node);
-  }
-
-  void visit(const StateList& list) {
-    for (size_t i = 0; i < list.size(); ++i) at(static_cast<int64_t>(i), list[i]);
-  }
-
-  void at(const PathElement& element, const StateNode& node) {
-    path_.push_back(element);
-    const auto* dict = node.get_if<StateDict>();
-    const auto* list = node.get_if<StateList>();
-    const auto* value = node.get_if<Value>();
-    const bool is_empty_list =
-        value != nullptr && value->kind() == Value::Kind::kList && value->items().empty();
-    if ((dict != nullptr && dict->empty() && dict->others().empty()) ||
-        (list != nullptr && list->empty()) || is_empty_list) {
-      if (!named_.contains(dotted(path_))) found_.push_back(path_);
-    } else if (dict != nullptr) {
-      visit(*dict);
-    } else if (list != nullptr) {
-      visit(*list);
-    }
-    path_.pop_back();
-  }
-
-  std::set<std::string> named_;
-  Path path_;
-  std::vector<Path> found_;
-};
-
-// ---- Which are filled ----
-
-// Collects the global shapes of sharded tensors.
-void add_shapes(const StateNode& node, std::vector<Dims>& shapes) {
-  const auto add = [&](const Dims& shape) {
-    if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
-  };
-  if (const auto* tensor = node.get_if<ShardedTensor>()) {
-    add(tensor->global_shape);
-  } else if (const auto* dict = node.get_if<StateDict>()) {
-    for (const auto& [key, child] : dict->entries()) add_shapes(child, shapes);
-  } else if (const auto* list = node.get_if<StateList>()) {
-    for (const StateNode& child : *list) add_shapes(child, shapes);
-  }
+bool is_empty(const StateNode& node) {
+  const auto* dict = node.get_if<StateDict>();
+  const auto* list = node.get_if<StateList>();
+  return (dict != nullptr && dict->empty() && dict->others().empty()) ||
+         (list != nullptr && list->empty()) || is_empty_list(node);
 }
 
 bool is_stored_whole(const StoredTensor& tensor) {
@@ -117,7 +59,18 @@ bool is_stored_whole(const StoredTensor& tensor) {
 
 std::vector<Path> empty_places(const StateDict& wanted, const LoadOptions& options) {
   if (!options.fill_empty) return {};
-  return EmptyFinder(options).run(wanted);
+  std::set<std::string> named;
+  for (const Path& path : options.kept_empty) named.insert(dotted(path));
+  for (const auto* paths : {&options.subtrees, &options.unmade}) {
+    for (Path path : *paths) {
+      for (; !path.empty(); path.pop_back()) named.insert(dotted(path));
+    }
+  }
+  std::vector<Path> found;
+  for_each_node(wanted, [&](const StateNode& node, const Path& path) {
+    if (is_empty(node) && !named.contains(dotted(path))) found.push_back(path);
+  });
+  return found;
 }
 
 Bytes with_places(ByteView message, const std::vector<Path>& places) {
@@ -133,9 +86,7 @@ std::vector<std::string> take_common_places(std::vector<Bytes>& messages) {
   for (Bytes& message : messages) {
     ByteReader reader(message, "message with the empty dicts of a rank");
     std::set<std::string> own;
-    for (uint64_t left = reader.count(1); left > 0; --left) {
-      own.insert(std::string(reader.string()));
-    }
+    both::texts(reader, own);
     for (const std::string& place : own) ++ranks[place];
     message.erase(message.begin(), message.begin() + static_cast<ptrdiff_t>(reader.offset()));
   }
@@ -155,7 +106,11 @@ std::vector<Path> filled_places(const StateDict& wanted, const std::vector<Path>
     for (const Path& path : *paths) places.emplace(dotted(path), &path);
   }
   std::vector<Dims> sharded;
-  for (const auto& [key, node] : wanted.entries()) add_shapes(node, sharded);
+  for_each_node(wanted, [&](const StateNode& node, const Path&) {
+    const auto* tensor = node.get_if<ShardedTensor>();
+    if (tensor == nullptr || std::ranges::count(sharded, tensor->global_shape) > 0) return;
+    sharded.push_back(tensor->global_shape);
+  });
   std::map<std::string, std::vector<std::string>> unplaced;  // keys by place
   for (const StoredTensor& tensor : stored.tensors) {
     any_prefix(tensor.key, tensor.path, [&](std::string_view prefix, size_t elements) {

@@ -7,10 +7,12 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/read/key_runs_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
+#include "tilestone/state/node_walk.h"
 #include "tilestone/state/sharded.h"
 
 namespace tilestone::engine {
@@ -66,14 +68,10 @@ bool has_other_shape(const TensorItem& item, const Metadata& stored) {
   return !item.allow_shape_mismatch || found->shape.size() != item.global_shape.size();
 }
 
-void write(ByteWriter& writer, const std::vector<std::string>& keys) {
-  writer.varint(keys.size());
-  for (const std::string& key : keys) writer.string(key);
-}
-
-template <typename Add>
-void read(ByteReader& reader, const Add& add) {
-  for (uint64_t left = reader.count(1); left > 0; --left) add(std::string(reader.string()));
+void walk_report(auto& io, auto& report) {
+  both::texts(io, report.not_in_checkpoint);
+  both::texts(io, report.not_requested);
+  both::texts(io, report.other_shape);
 }
 
 bool looks_for_rest(const LoadOptions& options) {
@@ -81,30 +79,15 @@ bool looks_for_rest(const LoadOptions& options) {
          options.differences.not_requested == Policy::kReport;
 }
 
-// A kept key of a tree that a factory has built, or null. build_factories() limits the depth of the
-// recursion.
-const std::string* find_kept_key(const StateNode& node, const KeptLeaves& kept) {
-  const std::string* found = nullptr;
-  if (const auto* tensor = node.get_if<ShardedTensor>()) {
-    const auto key = kept.keys.find(tensor->key);
-    return key == kept.keys.end() ? nullptr : &*key;
-  }
-  if (const auto* dict = node.get_if<StateDict>()) {
-    for (const auto& [element, child] : dict->entries()) {
-      if (found == nullptr) found = find_kept_key(child, kept);
-    }
-  } else if (const auto* list = node.get_if<StateList>()) {
-    for (const StateNode& child : *list) {
-      if (found == nullptr) found = find_kept_key(child, kept);
-    }
-  }
-  return found;
-}
-
 void expect_kept_data(const StateNode& wanted, const StateNode& built, const KeptLeaves& kept) {
   if (const auto* factory = wanted.get_if<ShardedTensorFactory>()) {
     if (factory->data.has_data()) return;
-    const std::string* key = find_kept_key(built, kept);
+    const std::string* key = nullptr;
+    for_each_node(built, [&](const StateNode& node, const Path&) {
+      const auto* tensor = node.get_if<ShardedTensor>();
+      if (tensor == nullptr || key != nullptr) return;
+      if (kept.keys.contains(tensor->key)) key = &tensor->key;
+    });
     if (key == nullptr) return;
     throw Error(ErrorCode::kNotFound, "a part of the tensor of the factory " + factory->key +
                                           " can't be loaded, and the template has no memory whose "
@@ -239,10 +222,11 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, bool is_tem
   if (!needs_findings(options)) return {};
   ByteWriter writer;
   const std::vector<std::string> none;
-  write(writer, options.differences.not_in_checkpoint == Policy::kReport
-                    ? findings.not_in_checkpoint
-                    : none);
-  write(writer, options.differences.other_shape == Policy::kReport ? findings.other_shape : none);
+  both::texts(writer, options.differences.not_in_checkpoint == Policy::kReport
+                          ? findings.not_in_checkpoint
+                          : none);
+  both::texts(writer,
+              options.differences.other_shape == Policy::kReport ? findings.other_shape : none);
   KeyRuns left_out, named;
   if (is_template) {
     const RequestedKeys requested(wanted, options);
@@ -268,8 +252,8 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     if (of_ranks[rank].empty()) continue;  // its options say that nobody sees them
     ByteReader reader(of_ranks[rank], "message with the findings of rank " + std::to_string(rank));
-    read(reader, [&](std::string key) { missing.insert(std::move(key)); });
-    read(reader, [&](std::string key) { other.insert(std::move(key)); });
+    both::texts(reader, missing);
+    both::texts(reader, other);
     left_out.add(reader);
     named.add(reader);
     reader.expect_end();
@@ -290,9 +274,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
 
 Bytes encode_report(const LoadReport& report) {
   ByteWriter writer;
-  write(writer, report.not_in_checkpoint);
-  write(writer, report.not_requested);
-  write(writer, report.other_shape);
+  walk_report(writer, report);
   return std::move(writer).take();
 }
 
@@ -300,9 +282,7 @@ LoadReport decode_report(ByteView bytes) {
   LoadReport report;
   if (bytes.empty()) return report;
   ByteReader reader(bytes, "report of a load");
-  for (auto* keys : {&report.not_in_checkpoint, &report.not_requested, &report.other_shape}) {
-    read(reader, [&](std::string key) { keys->push_back(std::move(key)); });
-  }
+  walk_report(reader, report);
   reader.expect_end();
   return report;
 }

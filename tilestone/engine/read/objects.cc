@@ -13,6 +13,13 @@ Value parse_object(const Opened& opened, const SharedBytes& item) {
   return opened.dialect->object_of(opened.format->parse_object(item), *opened.format);
 }
 
+Value read_object(const ReadContext& context, const Opened& opened, const StoredObject& object) {
+  const ObjectRead read{&object};
+  return with_key_and_file(object.key, opened.metadata.files[object.at.file], [&] {
+    return parse_object(opened, std::move(read_objects(context, {&read, 1}).front()));
+  });
+}
+
 std::optional<Value> read_common(const ReadContext& context, const Opened& opened) {
   if (auto common = opened.dialect->parse_common(opened.files)) return common;
   if (opened.dialect->common_object().empty()) return std::nullopt;
@@ -20,14 +27,12 @@ std::optional<Value> read_common(const ReadContext& context, const Opened& opene
     throw Error(ErrorCode::kCorrupt, "the checkpoint's common state is missing")
         .with_key(opened.dialect->common_object());
   }
-  const StoredObject* const stored = &*opened.common;
-  return with_key_and_file(stored->key, opened.metadata.files[stored->at.file], [&] {
-    std::vector<Bytes> bytes = read_objects(context, std::vector{ObjectRead{stored}});
-    Value common = parse_object(opened, std::move(bytes.front()));
-    if (common.kind() == Value::Kind::kDict) return common;
-    throw Error(ErrorCode::kCorrupt,
-                "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");
-  });
+  Value common = read_object(context, opened, *opened.common);
+  if (common.kind() == Value::Kind::kDict) return common;
+  throw Error(ErrorCode::kCorrupt,
+              "the common state is a " + std::string(to_string(common.kind())) + ", not a dict")
+      .with_key(opened.common->key)
+      .with_file(opened.metadata.files[opened.common->at.file]);
 }
 
 }  // namespace tilestone::engine

@@ -12,6 +12,9 @@ namespace tilestone::engine {
 // The object in an item's decoded bytes, which its tensors share unless they are borrowed.
 Value parse_object(const Opened& opened, const SharedBytes& item);
 
+// Reads an object. Errors name its key and its file.
+Value read_object(const ReadContext& context, const Opened& opened, const StoredObject& object);
+
 // The checkpoint's common state: from the index if a file of the index holds it, else read as an
 // object. nullopt in a dialect without common state. Error(kCorrupt) when it is damaged or missing.
 std::optional<Value> read_common(const ReadContext& context, const Opened& opened);

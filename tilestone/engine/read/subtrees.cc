@@ -58,11 +58,6 @@ bool is_null(const StateNode& node) {
   return value != nullptr && value->is_null();
 }
 
-bool is_empty_list(const StateNode& node) {
-  const auto* value = node.get_if<Value>();
-  return value != nullptr && value->kind() == Value::Kind::kList && value->items().empty();
-}
-
 // The node at a path of the caller's tree, in which ints may be keys of dicts. Null if a node on
 // the way is not a container.
 StateNode* node_at(StateDict& tree, const Path& path) {
@@ -125,6 +120,11 @@ StateNode* child_of(StateNode& node, const PathElement& element, const DictKeys*
 }
 
 }  // namespace
+
+bool is_empty_list(const StateNode& node) {
+  const auto* value = node.get_if<Value>();
+  return value != nullptr && value->kind() == Value::Kind::kList && value->items().empty();
+}
 
 StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
                         const Metadata& stored) {

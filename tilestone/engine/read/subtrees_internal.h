@@ -31,6 +31,9 @@ inline constexpr std::string_view kHintAtOptimizers =
 StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
                         const Metadata& stored);
 
+// Whether a node is a value that is a list without elements.
+bool is_empty_list(const StateNode& node);
+
 // One rank's part of the check, as a message: which keys are below its `complete` paths, and which
 // of these it does not request. Empty without `complete`.
 Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Metadata& stored);

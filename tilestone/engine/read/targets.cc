@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "tilestone/base/error.h"
+#include "tilestone/state/node_walk.h"
 
 namespace tilestone::engine {
 namespace {
@@ -51,45 +52,17 @@ void give_memory(ShardedTensor& tensor) {
   }
 }
 
-// The depth of recursion is that of the caller's tree; it does not come from a file.
-class Allocator {
- public:
-  explicit Allocator(const KeptLeaves& kept) : kept_(kept) {}
-
-  void visit(StateDict& dict) {
-    for (auto& [element, child] : dict) at(element, child);
-  }
-
- private:
-  void visit(StateNode& node) {
-    if (auto* view = node.get_if<TensorView>()) {
-      if (view->has_data() || is_kept()) return;
-      *view = TensorView::allocate(view->dtype, view->shape);
-    } else if (auto* tensor = node.get_if<ShardedTensor>()) {
-      if (!kept_.keys.contains(tensor->key)) give_memory(*tensor);
-    } else if (auto* dict = node.get_if<StateDict>()) {
-      visit(*dict);
-    } else if (auto* list = node.get_if<StateList>()) {
-      for (size_t i = 0; i < list->size(); ++i) at(static_cast<int64_t>(i), (*list)[i]);
-    }
-  }
-
-  void at(const PathElement& element, StateNode& node) {
-    path_.push_back(element);
-    visit(node);
-    path_.pop_back();
-  }
-
-  bool is_kept() const { return !kept_.paths.empty() && kept_.paths.contains(dotted(path_)); }
-
-  const KeptLeaves& kept_;
-  Path path_;
-};
-
 }  // namespace
 
 StateDict with_memory(StateDict wanted, const KeptLeaves& kept) {
-  Allocator(kept).visit(wanted);
+  for_each_node(wanted, [&](StateNode& node, const Path& path) {
+    if (auto* view = node.get_if<TensorView>()) {
+      if (view->has_data() || (!kept.paths.empty() && kept.paths.contains(dotted(path)))) return;
+      *view = TensorView::allocate(view->dtype, view->shape);
+    } else if (auto* tensor = node.get_if<ShardedTensor>()) {
+      if (!kept.keys.contains(tensor->key)) give_memory(*tensor);
+    }
+  });
   return wanted;
 }
 

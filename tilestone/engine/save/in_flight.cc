@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/engine/save/messages_internal.h"
 
 namespace tilestone::engine {
@@ -29,17 +30,20 @@ Error still_running(const InFlight& rank) {
       .with_hint("wait for its result, or save with in_flight = wait or skip");
 }
 
+// All but the error.
+void walk_in_flight(auto& io, auto& rank) {
+  using State = InFlight::State;
+  both::one_of(io, rank.state, State::kFailed, "an unknown state of a save in flight");
+  if (rank.state == State::kNone) return;
+  both::flags(io, rank.asked, rank.warns, rank.waits, rank.skips);
+  both::text(io, rank.what);
+}
+
 }  // namespace
 
 Bytes InFlight::encoded() const {
   ByteWriter out;
-  out.u8(static_cast<uint8_t>(state));
-  if (state == State::kNone) return std::move(out).take();
-  out.u8(asked ? 1 : 0);
-  out.u8(warns ? 1 : 0);
-  out.u8(waits ? 1 : 0);
-  out.u8(skips ? 1 : 0);
-  out.string(what);
+  walk_in_flight(out, *this);
   if (state == State::kFailed) out.blob(error->encode());
   return std::move(out).take();
 }
@@ -47,15 +51,7 @@ Bytes InFlight::encoded() const {
 InFlight InFlight::decode(ByteView message) {
   ByteReader in(message, "an earlier save");
   InFlight rank;
-  const uint8_t state = in.u8();
-  if (state > static_cast<uint8_t>(State::kFailed)) in.fail("an unknown state of a save in flight");
-  rank.state = static_cast<State>(state);
-  if (rank.state == State::kNone) return rank;
-  rank.asked = in.u8() != 0;
-  rank.warns = in.u8() != 0;
-  rank.waits = in.u8() != 0;
-  rank.skips = in.u8() != 0;
-  rank.what = in.string();
+  walk_in_flight(in, rank);
   if (rank.state == State::kFailed) rank.error = Error::decode(in.blob());
   return rank;
 }

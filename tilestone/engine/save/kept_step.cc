@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/both_ways.h"
 #include "tilestone/engine/open/sealed_internal.h"
 #include "tilestone/format/manifest.h"
 
@@ -11,39 +11,31 @@ namespace {
 
 constexpr uint8_t kVersion = 1;
 
-Bytes bytes_in(ByteReader& in) {
-  const ByteView found = in.blob();
-  return {found.begin(), found.end()};
+// As in base/both_ways.h.
+void walk_step(auto& io, auto& step) {
+  both::varint(io, step.step);
+  both::text(io, step.save_id);
+  both::u8(io, step.drains);
+  both::u8(io, step.replaces);
+  both::text_map(io, step.attributes);
+  both::each(io, step.files, 2, [&](auto& file) {
+    both::text(io, file.name);
+    both::varint(io, file.size);
+  });
+  both::each(io, step.index, 4, [&](auto& entry) {
+    both::text(io, entry.name);
+    both::one_of(io, entry.role, IndexRole::kAfter, "an unknown role of an index file");
+    both::u8(io, entry.of_dialect);
+    both::varint(io, entry.size);
+  });
+  both::varint(io, step.manifest_size);
 }
 
-IndexRole role_in(ByteReader& in) {
-  const uint8_t role = in.u8();
-  if (role > static_cast<uint8_t>(IndexRole::kAfter)) in.fail("an unknown role of an index file");
-  return static_cast<IndexRole>(role);
-}
-
-KeptStep step_in(ByteReader& in) {
-  KeptStep step;
-  step.step = in.varint();
-  step.save_id = in.string();
-  step.drains = in.u8() != 0;
-  step.replaces = in.u8() != 0;
-  for (uint64_t left = in.count(2); left > 0; --left) {
-    std::string name(in.string());
-    step.attributes.emplace(std::move(name), in.string());
-  }
-  for (uint64_t left = in.count(2); left > 0; --left) {
-    std::string name(in.string());
-    step.files.push_back({std::move(name), in.varint()});
-  }
-  for (uint64_t left = in.count(4); left > 0; --left) {
-    std::string name(in.string());
-    const IndexRole role = role_in(in);
-    const bool of_dialect = in.u8() != 0;
-    step.index.push_back({std::move(name), role, of_dialect, in.varint()});
-  }
-  step.manifest_size = in.varint();
-  return step;
+void walk_files(auto& io, auto& index) {
+  both::each(io, index.files, 1, [&](auto& file) { both::blob(io, file); });
+  both::blob(io, index.manifest);
+  both::expect(io, index.files.size() == index.about.index.size(),
+               "files of the index are missing");
 }
 
 }  // namespace
@@ -51,51 +43,30 @@ KeptStep step_in(ByteReader& in) {
 Bytes KeptStep::encode() const {
   ByteWriter out;
   out.u8(kVersion);
-  out.varint(step);
-  out.string(save_id);
-  out.u8(drains);
-  out.u8(replaces);
-  out.varint(attributes.size());
-  for (const auto& [name, value] : attributes) {
-    out.string(name);
-    out.string(value);
-  }
-  out.varint(files.size());
-  for (const ReceiptFile& file : files) {
-    out.string(file.name);
-    out.varint(file.size);
-  }
-  out.varint(index.size());
-  for (const IndexEntry& entry : index) {
-    out.string(entry.name);
-    out.u8(static_cast<uint8_t>(entry.role));
-    out.u8(entry.of_dialect);
-    out.varint(entry.size);
-  }
-  out.varint(manifest_size);
+  walk_step(out, *this);
   return sealed(std::move(out));
 }
 
 KeptStep KeptStep::decode(ByteView bytes, const std::string& file) {
-  return unsealed(bytes, file, kVersion, step_in);
+  return unsealed(bytes, file, kVersion, [](ByteReader& in) {
+    KeptStep step;
+    walk_step(in, step);
+    return step;
+  });
 }
 
 Bytes KeptIndex::encode() const {
   ByteWriter out;
   out.blob(about.encode());
-  out.varint(files.size());
-  for (const Bytes& file : files) out.blob(file);
-  out.blob(manifest);
+  walk_files(out, *this);
   return std::move(out).take();
 }
 
 KeptIndex KeptIndex::decode(ByteView bytes) {
   ByteReader in(bytes, "the index of a step");
   KeptIndex index;
-  index.about = KeptStep::decode(bytes_in(in), "the index of a step");
-  for (uint64_t left = in.count(1); left > 0; --left) index.files.push_back(bytes_in(in));
-  index.manifest = bytes_in(in);
-  if (index.files.size() != index.about.index.size()) in.fail("files of the index are missing");
+  index.about = KeptStep::decode(in.blob(), "the index of a step");
+  walk_files(in, index);
   return index;
 }
 

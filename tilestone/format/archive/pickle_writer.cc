@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/archive/tensor_node_internal.h"
 
 namespace tilestone::archive {
 
@@ -114,24 +115,16 @@ void PickleWriter::int_tuple(const Dims& values) {
 }
 
 uint32_t PickleWriter::memoize() {
-  if (memo_ <= 0xff) {
-    op(op::kBinPut);
-    op(static_cast<uint8_t>(memo_));
-  } else {
-    op(op::kLongBinPut);
-    little(memo_);
-  }
+  indexed(op::kBinPut, op::kLongBinPut, memo_);
   return memo_++;
 }
 
-void PickleWriter::get(uint32_t index) {
-  if (index <= 0xff) {
-    op(op::kBinGet);
-    op(static_cast<uint8_t>(index));
-  } else {
-    op(op::kLongBinGet);
-    little(index);
-  }
+void PickleWriter::get(uint32_t index) { indexed(op::kBinGet, op::kLongBinGet, index); }
+
+void PickleWriter::indexed(uint8_t narrow, uint8_t wide, uint32_t index) {
+  op(index <= 0xff ? narrow : wide);
+  if (index <= 0xff) return op(static_cast<uint8_t>(index));
+  little(index);
 }
 
 Bytes PickleWriter::finish() && {
@@ -140,37 +133,6 @@ Bytes PickleWriter::finish() && {
 }
 
 // ---- Tensors ----
-
-std::string_view storage_class(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "FloatStorage";
-    case DType::kBFloat16:
-      return "BFloat16Storage";
-    case DType::kFloat16:
-      return "HalfStorage";
-    case DType::kFloat64:
-      return "DoubleStorage";
-    case DType::kInt64:
-      return "LongStorage";
-    case DType::kInt32:
-      return "IntStorage";
-    case DType::kInt16:
-      return "ShortStorage";
-    case DType::kInt8:
-      return "CharStorage";
-    case DType::kUInt8:
-      return "ByteStorage";
-    case DType::kBool:
-      return "BoolStorage";
-    case DType::kComplex64:
-      return "ComplexFloatStorage";
-    case DType::kComplex128:
-      return "ComplexDoubleStorage";
-    default:
-      return "";
-  }
-}
 
 namespace {
 

@@ -42,15 +42,12 @@ class PickleWriter {
  private:
   template <typename T>
   void little(T value);
+  void indexed(uint8_t narrow, uint8_t wide, uint32_t index);  // a memo opcode
 
   Bytes out_;
   uint32_t memo_ = 0;
   bool short_strings_;
 };
-
-// torch's storage class of a dtype ("FloatStorage"); "" for dtypes that torch stores in untyped
-// storages.
-std::string_view storage_class(DType dtype);
 
 // Writes the call that rebuilds a C-contiguous tensor from the record "data/RECORD".
 void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record,

@@ -1,5 +1,7 @@
 #include "tilestone/format/archive/tensor_node_internal.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "tilestone/base/checked.h"
@@ -202,6 +204,11 @@ std::optional<TensorNode> read_parameter(const Pickle& pickle, NodeId id) {
 
 bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
+std::string_view storage_class(DType dtype) {
+  const auto* const known = std::ranges::find(kStorageClasses, dtype, &StorageClass::dtype);
+  return known == std::end(kStorageClasses) ? std::string_view() : known->name;
 }
 
 std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id) {

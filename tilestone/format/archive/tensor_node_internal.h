@@ -27,6 +27,10 @@ struct TensorNode {
 
 bool is_complex(DType dtype);
 
+// torch's storage class of a dtype ("FloatStorage"); "" for dtypes that torch stores in untyped
+// storages.
+std::string_view storage_class(DType dtype);
+
 // nullopt if the node is not a call of one of torch's functions that rebuild tensors.
 // Error(kCorrupt) if its arguments contradict each other (shape and strides that reach outside the
 // storage); Error(kUnsupported) for dtypes that Tilestone does not have, and for lazily negated
