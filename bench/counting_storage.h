@@ -130,9 +130,9 @@ class CountingStorage : public Storage {
       ++storage_.calls_;
       inner_->append(bytes);
     }
-    void append_kept(ByteView bytes) override {
+    void append_kept(ByteView bytes, std::optional<uint32_t> crc32) override {
       ++storage_.calls_;
-      inner_->append_kept(bytes);
+      inner_->append_kept(bytes, crc32);
     }
     void sync(Deadline deadline) override {
       ++storage_.calls_;
