@@ -153,6 +153,7 @@ class TensorStore(Contestant):
         import tensorstore
 
         self._store = tensorstore
+        self._context = tensorstore.Context()  # without one, each array has a database of its own
 
     def _open(self, path: str, key: str, tensor: torch.Tensor, **options: Any) -> Any:
         base = {
@@ -163,7 +164,8 @@ class TensorStore(Contestant):
             place = {"driver": "ocdbt", "base": base, "path": f"{key}/"}
         else:
             place = {**base, "path": f"{base['path']}{key}/"}
-        return self._store.open({"driver": "zarr", "kvstore": place}, **options)
+        spec = {"driver": "zarr", "kvstore": place}
+        return self._store.open(spec, context=self._context, **options)
 
     def save(self, state: State, path: str) -> None:
         small = next(iter(state.tensors.values())).dim() == 1
@@ -174,7 +176,7 @@ class TensorStore(Contestant):
             row = 4 * local[0].numel()
             chunks = [math.gcd(len(local), PART // row), *local.shape[1:]]
             array = self._open(
-                path, key, tensor, open=True, create=True, dtype=self._store.float32,
+                path, key, tensor, open=not small, create=True, dtype=self._store.float32,
                 shape=list(tensor.shape), chunk_layout=self._store.ChunkLayout(chunk_shape=chunks),
                 codec=self._store.CodecSpec({"driver": "zarr", "compressor": None}),
                 transaction=transaction,

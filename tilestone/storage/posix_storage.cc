@@ -105,16 +105,11 @@ class PosixStorage : public Storage {
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
-    const bool prefetches = options.prefetched != nullptr;
     for (ReadOp op : ops) {
-      if (prefetches) op.target = nullptr;
+      if (options.prefetched != nullptr) op.target = nullptr;
       check(op, options);
     }
-    if (prefetches) {
-      *options.prefetched += posix_prefetch(*context_, ops, options);
-    } else {
-      posix_read(*context_, ops, options, done);
-    }
+    posix_read(*context_, ops, options, done);
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {

@@ -18,20 +18,6 @@ void discard_temporary(Storage& storage, const std::string& temp_name) {
   or_log(LogLevel::kDebug, "a temporary file was not removed", [&] { storage.remove(temp_name); });
 }
 
-void write_temporary(Storage& storage, const std::string& temp_name, ByteView bytes,
-                     Deadline deadline) {
-  auto file = storage.create(temp_name, bytes.size(), deadline);
-  try {
-    file->append(bytes);
-    file->sync(deadline);
-    file->close();
-  } catch (...) {
-    file.reset();
-    discard_temporary(storage, temp_name);
-    throw;
-  }
-}
-
 }  // namespace
 
 bool is_file_name(std::string_view name) {
@@ -259,8 +245,18 @@ void Storage::rename(const std::string& from, const std::string& to, bool replac
 }
 
 // Steps 1 to 3.
-void Storage::prepare_put(const std::string& temp_name, ByteView bytes, Deadline deadline) {
-  write_temporary(*this, temp_name, bytes, deadline);
+void Storage::make_file(const std::string& name, ByteView bytes, Deadline deadline) {
+  auto file = create(name, bytes.size(), deadline);
+  try {
+    file->append(bytes);
+    file->sync(deadline);
+    file->close();
+  } catch (...) {
+    file.reset();
+    // In an object store only now it shows that there is such a file.
+    if (current_error().code() != ErrorCode::kAlreadyExists) discard_temporary(*this, name);
+    throw;
+  }
 }
 
 // Steps 4 and 5.

@@ -310,11 +310,16 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // put(), with Error(kAlreadyExists) if `replace` is false and `name` exists.
   void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
                Deadline deadline);
+  // Makes a small file, durably but for its name. If that fails, the file is removed if possible,
+  // unless it was there before.
+  void make_file(const std::string& name, ByteView bytes, Deadline deadline);
   // The two halves of a put(), for a caller who must know which of them has failed. The first
   // writes and syncs the scratch file; if it fails, nothing is put, and the file is removed if
   // possible. The second puts the same bytes; unless it returns true, the scratch file stays, or it
   // has its new name. Without directories it always stays, and the caller removes it.
-  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
+  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline) {
+    make_file(scratch, bytes, deadline);
+  }
   bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                     const std::string& scratch, Deadline deadline);
   // As Directories::rename_file(). Error(kUnsupported) without directories.

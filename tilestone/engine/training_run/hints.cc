@@ -155,11 +155,7 @@ std::string hint_name(const Storage& run, const StepInfo& step) {
 }
 
 void put_hint(Storage& run, const StepInfo& step, const std::string& name) {
-  const std::string text = head_of(step) + text_of(step.metrics);
-  const auto file = run.create(name, text.size());
-  file->append(as_bytes(text));
-  file->sync(Deadline::never());
-  file->close();
+  run.make_file(name, as_bytes(head_of(step) + text_of(step.metrics)), Deadline::never());
 }
 
 }  // namespace tilestone::engine
