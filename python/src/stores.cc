@@ -8,12 +8,12 @@
 #include <map>
 
 #include "python/src/bindings.h"
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/object_store.h"
+#include "tilestone/storage/read_only.h"
 #include "tilestone/storage/read_ops_internal.h"
 #include "tilestone/storage/storage.h"
 
@@ -29,6 +29,7 @@ struct StoreCalls {
   std::shared_ptr<const void> kept;  // keeps the rest alive
   nb::handle stat, listing, get, put, create, remove;
   bool has_tags;
+  std::string prefix = {};  // of the names: "", or that of a directory, "a/b/"
 
   explicit StoreCalls(nb::handle store)
       : kept(keep_alive(store)),
@@ -39,6 +40,11 @@ struct StoreCalls {
         create(of(store, "create")),
         remove(of(store, "remove")),
         has_tags(nb::cast<bool>(store.attr("has_tags"))) {}
+  StoreCalls(const StoreCalls& above, const std::string& name) : StoreCalls(above) {
+    prefix += name + "/";
+  }
+
+  nb::object text(const std::string& name) const { return python_text(prefix + name); }
 
   // A field of a frozen dataclass stays as long as the object.
   static nb::handle of(nb::handle store, const char* name) {
@@ -99,7 +105,7 @@ class Borrowed {
 void get_range(const StoreCalls& calls, const std::string& name, const std::string& tag,
                uint64_t offset, MutableByteView target, const Deadline& deadline) {
   const size_t found = in_store("get", name, deadline, [&] {
-    const nb::object got = calls.get(python_text(name), offset, target.size(), python_text(tag));
+    const nb::object got = calls.get(calls.text(name), offset, target.size(), python_text(tag));
     const Borrowed bytes(got);
     const nb::gil_scoped_release released;
     if (bytes.view().size() == target.size())
@@ -116,7 +122,7 @@ void get_range(const StoreCalls& calls, const std::string& name, const std::stri
 std::optional<FileInfo> stat_of(const StoreCalls& calls, const std::string& name,
                                 const Deadline& deadline) {
   return in_store("stat", name, deadline, [&]() -> std::optional<FileInfo> {
-    const nb::object found = calls.stat(python_text(name));
+    const nb::object found = calls.stat(calls.text(name));
     if (found.is_none()) return std::nullopt;
     auto [size, modified, tag] =
         nb::cast<std::tuple<uint64_t, std::optional<double>, std::string>>(found);
@@ -140,7 +146,7 @@ bool put_whole(const StoreCalls& calls, const std::string& name, ByteView bytes,
                const std::optional<std::string>& tag, const Deadline& deadline) {
   return in_store("put", name, deadline, [&] {
     const nb::object condition = tag ? nb::object(python_text(*tag)) : nb::object(nb::none());
-    return nb::cast<bool>(calls.put(python_text(name), python_bytes(bytes), condition));
+    return nb::cast<bool>(calls.put(calls.text(name), python_bytes(bytes), condition));
   });
 }
 
@@ -186,7 +192,7 @@ class StoreWriter : public WritableFile {
 
   void write_part(ByteView part) {
     in_store("create", name_, deadline_, [&] {
-      if (writer_ == nullptr) writer_ = keep_alive(calls_->create(python_text(name_)));
+      if (writer_ == nullptr) writer_ = keep_alive(calls_->create(calls_->text(name_)));
       kept_object(writer_).attr("write")(python_bytes(part));
       return true;
     });
@@ -226,12 +232,15 @@ class StoreWriter : public WritableFile {
 
 class StoreReadable : public ReadableFile {
  public:
-  StoreReadable(const StoreCalls* its_calls, std::string name, FileInfo info)
-      : calls(its_calls), tag(std::move(info.tag)), name_(std::move(name)), size_(info.size) {}
+  StoreReadable(std::shared_ptr<const StoreCalls> its_calls, std::string name, FileInfo info)
+      : calls(std::move(its_calls)),
+        tag(std::move(info.tag)),
+        name_(std::move(name)),
+        size_(info.size) {}
   uint64_t size() const override { return size_; }
   const std::string& name() const override { return name_; }
 
-  const StoreCalls* const calls;  // only compared
+  const std::shared_ptr<const StoreCalls> calls;
   const std::string tag;
 
  private:
@@ -242,9 +251,8 @@ class StoreReadable : public ReadableFile {
 // The ops of one read, in pieces that run at the same time.
 class StoreReads {
  public:
-  StoreReads(const StoreCalls& calls, std::span<const ReadOp> ops, const ReadOptions& options,
-             const ReadDone& done)
-      : calls_(calls), ops_(ops), options_(options), done_(done), left_(ops.size()) {
+  StoreReads(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done)
+      : ops_(ops), options_(options), done_(done), left_(ops.size()) {
     for (size_t i = 0; i < ops.size(); ++i) {
       left_[i] = ops[i].size;
       // An op without a target fits into one buffer.
@@ -277,7 +285,7 @@ class StoreReads {
     std::byte* const target = buffer ? buffer.data() : op.target;
     const auto& file = static_cast<const StoreReadable&>(*op.file);
     if (piece.size > 0) {
-      get_range(calls_, file.name(), file.tag, op.offset + piece.offset,
+      get_range(*file.calls, file.name(), file.tag, op.offset + piece.offset,
                 {target + piece.offset, piece.size}, options_.deadline);
     }
     if (left_[piece.op].fetch_sub(piece.size) > piece.size) return;
@@ -285,17 +293,6 @@ class StoreReads {
     done_(piece.op, {target, op.size});
   }
 
-  static void set_checksums(const ReadOp& op, ByteView bytes) {
-    if (op.crc32 == nullptr) return;
-    uint32_t* out = op.crc32;
-    do {
-      const ByteView block = bytes.first(std::min<uint64_t>(crc_step(op), bytes.size()));
-      *out++ = crc32(block);
-      bytes = bytes.subspan(block.size());
-    } while (!bytes.empty());
-  }
-
-  const StoreCalls& calls_;
   const std::span<const ReadOp> ops_;
   const ReadOptions& options_;
   const ReadDone& done_;
@@ -305,8 +302,8 @@ class StoreReads {
 
 class PythonStore : public Storage {
  public:
-  PythonStore(std::string url, nb::handle store)
-      : url_(std::move(url)), calls_(std::make_shared<StoreCalls>(store)) {
+  PythonStore(std::string url, std::shared_ptr<const StoreCalls> calls)
+      : url_(std::move(url)), calls_(std::move(calls)) {
     while (url_.ends_with('/')) url_.pop_back();
   }
 
@@ -330,16 +327,16 @@ class PythonStore : public Storage {
     if (!info) {
       throw Error(ErrorCode::kNotFound, "cannot open a file").with_file(name).with_errno(ENOENT);
     }
-    return std::make_unique<StoreReadable>(calls_.get(), name, *std::move(info));
+    return std::make_unique<StoreReadable>(calls_, name, *std::move(info));
   }
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
     for (const ReadOp& op : ops) {
       const auto* const file = dynamic_cast<const StoreReadable*>(op.file);
-      check_read_op(op, options, file != nullptr && file->calls == calls_.get());
+      check_read_op(op, options, file != nullptr && file->calls->kept == calls_->kept);
     }
-    StoreReads(*calls_, ops, options, done).run();
+    StoreReads(ops, options, done).run();
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {
@@ -354,10 +351,12 @@ class PythonStore : public Storage {
     using Files = std::vector<std::tuple<std::string, uint64_t, std::optional<double>>>;
     auto [listed, directories] = in_store("listing", prefix, Deadline::never(), [&] {
       return nb::cast<std::pair<Files, std::vector<std::string>>>(
-          calls_->listing(python_text(prefix), depth == Depth::kTree));
+          calls_->listing(calls_->text(prefix), depth == Depth::kTree));
     });
+    const size_t above = calls_->prefix.size();
     std::map<std::string, FileInfo> files;
     for (auto& [name, size, modified] : listed) {
+      name.erase(0, above);
       if (is_file_name(name)) files[name] = {.size = size, .modified = modified};
     }
     Listing found;
@@ -365,18 +364,21 @@ class PythonStore : public Storage {
       found.files.push_back(name);
       found.infos.push_back(std::move(info));
     }
+    for (std::string& name : directories) name.erase(0, above);
     std::ranges::sort(directories);
     found.directories = std::move(directories);
     return found;
   }
 
-  bool put(const std::string& name, ByteView bytes, const Condition& condition, const std::string&,
-           Deadline deadline) override {
+  std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                         const Condition& condition, const std::string&,
+                                         Deadline deadline) override {
     check_file_name(name);
     std::optional<std::string> tag;
     if (!condition.is_always()) tag = condition.tag();
-    return put_whole(*calls_, name, bytes, tag, deadline) ||
-           (tag && holds(*calls_, name, bytes, deadline));
+    const bool done = put_whole(*calls_, name, bytes, tag, deadline) ||
+                      (tag && holds(*calls_, name, bytes, deadline));
+    return done ? std::optional<std::string>("") : std::nullopt;
   }
 
   void remove(std::span<const std::string> names) override {
@@ -384,7 +386,7 @@ class PythonStore : public Storage {
     for (const std::string& name : names) check_file_name(name);
     in_store("remove", names.front(), Deadline::never(), [&] {
       nb::list all;
-      for (const std::string& name : names) all.append(python_text(name));
+      for (const std::string& name : names) all.append(calls_->text(name));
       calls_->remove(all);
       return true;
     });
@@ -399,6 +401,11 @@ class PythonStore : public Storage {
   }
 
   void settle(const std::string& name) override { check_directory_name(name); }
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    check_file_name(name);
+    return std::make_shared<PythonStore>(url_ + "/" + name,
+                                         std::make_shared<StoreCalls>(*calls_, name));
+  }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     check_file_name(name);
@@ -419,7 +426,8 @@ void register_python_store(const std::string& scheme, nb::handle open) {
   const std::shared_ptr<const void> kept = keep_alive(open);
   register_store(scheme, [kept](const std::string& url) {
     return in_store("opening", url, Deadline::never(), [&] {
-      return std::make_shared<PythonStore>(url, kept_object(kept)(python_text(url)));
+      const nb::object store = kept_object(kept)(python_text(url));
+      return std::make_shared<PythonStore>(url, std::make_shared<StoreCalls>(store));
     });
   });
 }

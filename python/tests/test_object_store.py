@@ -360,9 +360,10 @@ def test_the_command_line_takes_places_in_stores(bucket: str, tmp_path: pathlib.
     command("convert", path, local, "--to", "torch_dist")
     command("convert", local, back, "--to", "torch_dist")
     command("convert", path, f"{bucket}/between", "--to", "torch_dist")
+    command("convert", path, f"{bucket}/zarr", "--to", "zarr")
     for place in (back, local):
         assert command("diff", path, place).startswith("no difference: 4 tensors and 3 objects")
-    for place in (local, back, f"{bucket}/between"):
+    for place in (local, back, f"{bucket}/between", f"{bucket}/zarr"):
         expect_state(tilestone.load(place))
         assert numpy.array_equal(tilestone.load(place)["w"], whole(1).numpy())
     single = str(tmp_path / "whole.safetensors")

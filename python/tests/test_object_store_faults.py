@@ -69,6 +69,39 @@ def test_a_process_that_is_killed_leaves_the_old_checkpoint_and_the_next_call_re
     assert not any("/lock" in name for name in object_server.files().find(path.removeprefix("s3://")))
 
 
+@pytest.mark.usefixtures("short_leases")
+def test_a_conversion_to_zarr_that_is_killed_leaves_what_gc_and_the_next_one_remove(
+    object_server: Server, bucket: str
+) -> None:
+    source, target = f"{bucket}/a", f"{bucket}/z"
+    state = {"large": numpy.ones(LARGE // 8), "small": [numpy.arange(3) + i for i in range(5)]}
+    tilestone.save(state, source)
+
+    def dies() -> None:
+        kill = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        tilestone.convert(source, target, format="zarr", progress=kill)
+
+    def files() -> list[str]:
+        place = target.removeprefix("s3://")  # which this server lists when it is empty
+        return [name for name in object_server.files().find(place) if name != place]
+
+    for cleans in (True, False):
+        assert in_child(dies) == -signal.SIGKILL
+        assert any(name.endswith(".begun") for name in files())
+        with pytest.raises(tilestone.NotFoundError):
+            tilestone.open(target)
+        if cleans:
+            wait_until(lambda: not is_under_way(target))
+            assert tilestone.gc(target, delete=True)
+            assert files() == []
+    tilestone.convert(source, target, format="zarr")
+    loaded = tilestone.load(target)
+    assert numpy.array_equal(loaded["large"], state["large"])
+    assert numpy.array_equal(loaded["small"][4], state["small"][4])
+    assert tilestone.open(target).verify().ok
+    assert tilestone.gc(target) == [] and unfinished(object_server, bucket) == []
+
+
 def is_under_way(path: str) -> bool:
     try:
         tilestone.gc(path)

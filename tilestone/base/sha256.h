@@ -8,6 +8,8 @@
 
 namespace tilestone {
 
+std::string hex(ByteView bytes);  // lower-case digits
+
 class Sha256 {
  public:
   Sha256();

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include "tilestone/base/number_text.h"
 
 namespace tilestone::cli {
 namespace {
@@ -35,11 +36,8 @@ std::string_view trimmed(std::string_view text) {
 std::optional<int64_t> number(const std::string& whole, std::string_view text) {
   text = trimmed(text);
   if (text.empty()) return std::nullopt;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    fail(whole, fmt::format("\"{}\" is not an integer", text));
-  }
+  const auto value = number_in<int64_t>(text);
+  if (!value) fail(whole, fmt::format("\"{}\" is not an integer", text));
   return value;
 }
 

@@ -1,6 +1,6 @@
 #include "tilestone/format/data_file_name.h"
 
-#include <charconv>
+#include "tilestone/base/number_text.h"
 
 namespace tilestone {
 namespace {
@@ -9,11 +9,9 @@ constexpr std::string_view kMiddle = "__";
 constexpr std::string_view kSuffix = ".distcp";
 
 // Parses a decimal number without leading zeros that fits an int.
-std::optional<int> number_in(std::string_view digits) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return number >= 0 && std::to_string(number) == digits ? std::optional(number) : std::nullopt;
+std::optional<int> plain_number(std::string_view digits) {
+  const auto number = number_in<int>(digits);
+  return number && *number >= 0 && std::to_string(*number) == digits ? number : std::nullopt;
 }
 
 }  // namespace
@@ -32,8 +30,8 @@ std::optional<DataFileName> parse_data_file_name(std::string_view name) {
   const std::string_view numbers = name.substr(middle + kMiddle.size());
   const size_t between = numbers.find('_');
   if (between == std::string_view::npos) return std::nullopt;
-  const auto rank = number_in(numbers.substr(0, between));
-  const auto index = number_in(numbers.substr(between + 1));
+  const auto rank = plain_number(numbers.substr(0, between));
+  const auto index = plain_number(numbers.substr(between + 1));
   if (!rank || !index) return std::nullopt;
   return DataFileName{std::string(name.substr(0, middle)), *rank, *index};
 }

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <optional>
 
+#include "tilestone/base/number_text.h"
 #include "tilestone/plan/wire_internal.h"
 
 namespace tilestone::wire {
@@ -23,14 +23,6 @@ uint64_t read_int63(ByteReader& in) {
   return value;
 }
 
-// Parses a decimal int. Returns nullopt for any other text.
-std::optional<int64_t> parse_int(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 Path read_path_in_key(ByteReader& in, std::string_view key) {
   Path path;
   size_t at = 0;
@@ -45,7 +37,7 @@ Path read_path_in_key(ByteReader& in, std::string_view key) {
       path.emplace_back(std::in_place_type<std::string>, text);
       continue;
     }
-    const auto value = parse_int(text);
+    const auto value = number_in<int64_t>(text);
     if (!value) in.fail("a path's index is not a number");
     path.emplace_back(std::in_place_type<int64_t>, *value);
   }

@@ -1,9 +1,9 @@
 #include "tilestone/state/metadata.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
+#include "tilestone/base/number_text.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
@@ -33,10 +33,8 @@ bool is_free(const Path& path, const std::vector<const Path*>& items) {
 }  // namespace
 
 std::optional<int64_t> int_of_key(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return std::to_string(number) == text ? std::optional(number) : std::nullopt;
+  const auto number = number_in<int64_t>(text);
+  return number && std::to_string(*number) == text ? number : std::nullopt;
 }
 
 std::optional<DictKeys> keys_of(const StateDict& dict) {

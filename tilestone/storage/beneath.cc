@@ -28,6 +28,14 @@ void prepend_components(const std::string& path, std::deque<std::string>& todo) 
   todo.insert(todo.begin(), parts.begin(), parts.end());
 }
 
+// The target of a link in a directory; "": it is none.
+std::string target_of(int directory, const std::string& link) {
+  std::string target(PATH_MAX, '\0');
+  const ssize_t size = ::readlinkat(directory, link.c_str(), target.data(), target.size());
+  target.resize(size < 0 ? 0 : static_cast<size_t>(size));
+  return target;
+}
+
 // The open directories from the root down to the current directory of a walk.
 class NameWalk {
  public:
@@ -47,26 +55,13 @@ class NameWalk {
     path_.pop_back();
     return true;
   }
-  // The target of the link `name` in the current directory; empty if `name` is not a link.
-  std::string link(const std::string& name) const {
-    std::string target(PATH_MAX, '\0');
-    const ssize_t size = readlinkat(here(), name.c_str(), target.data(), target.size());
-    target.resize(size < 0 ? 0 : static_cast<size_t>(size));
-    return target;
-  }
 
  private:
   std::vector<UniqueFd> path_;
 };
 
 // The path of an open file or directory; empty if the system does not report it.
-std::string path_of(int fd) {
-  const std::string link = "/proc/self/fd/" + std::to_string(fd);
-  std::string path(PATH_MAX, '\0');
-  const ssize_t size = ::readlink(link.c_str(), path.data(), path.size());
-  path.resize(size < 0 ? 0 : static_cast<size_t>(size));
-  return path;
-}
+std::string path_of(int fd) { return target_of(AT_FDCWD, "/proc/self/fd/" + std::to_string(fd)); }
 
 // Whether `file` is in a directory "blobs" next to `root` or next to a directory above it.
 bool in_hub(const std::string& root, const std::string& file) {
@@ -121,8 +116,9 @@ UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mod
       if (!walk.leave()) return {};
       continue;
     }
-    const std::string target =
-        todo.empty() && exclusive ? std::string() : walk.link(part);  // O_EXCL follows no link
+    const std::string target = todo.empty() && exclusive
+                                   ? std::string()
+                                   : target_of(walk.here(), part);  // O_EXCL follows no link
     if (!target.empty()) {
       if (target.front() == '/' || ++links > kMaxLinks) {
         errno = target.front() == '/' ? EXDEV : ELOOP;

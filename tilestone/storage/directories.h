@@ -42,9 +42,6 @@ class Directories {
   // permissions.
   virtual void copy_permissions(const std::string& name, const std::string& like) = 0;
 
-  // The directory `name` as a root that is found anew by each call. Null: a view of the names in
-  // the storage does (Storage::child).
-  virtual std::shared_ptr<Storage> child(const std::string& /*name*/) { return nullptr; }
   // The storage that contains this root as a directory, and the root's name there (one component).
   // Siblings of the root can be made there. Links are resolved, so the name is that of the
   // directory itself. nullopt if there is no parent (the topmost directory) or if it is not known.

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
-#include "tilestone/storage/child_storage_internal.h"
+#include "tilestone/storage/child_storage_testing.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_journal_testing.h"
 #include "tilestone/storage/names_internal.h"
@@ -359,9 +359,12 @@ class FaultStorage : public Storage {
     return found;
   }
 
-  bool put(const std::string& name, ByteView bytes, const Condition& condition,
-           const std::string& scratch, Deadline deadline) override {
-    if (directories() != nullptr) return Storage::put(name, bytes, condition, scratch, deadline);
+  std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                         const Condition& condition, const std::string& scratch,
+                                         Deadline deadline) override {
+    if (directories() != nullptr) {
+      return Storage::put_for_tag(name, bytes, condition, scratch, deadline);
+    }
     // All of it outlives this call. Of two executions the first counts: the client of a store
     // recognises its own bytes.
     const auto done = std::make_shared<std::optional<bool>>();
@@ -370,7 +373,11 @@ class FaultStorage : public Storage {
                      const bool put = state.inner->put(name, kept, condition, scratch, deadline);
                      *done = put || done->value_or(false);
                    });
-    return done->value_or(true);
+    return done->value_or(true) ? std::optional<std::string>("") : std::nullopt;
+  }
+
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    return child_storage(shared_from_this(), name);
   }
 
   void remove(std::span<const std::string> names) override {

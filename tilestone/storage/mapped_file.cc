@@ -8,36 +8,21 @@
 #include <cerrno>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/beneath_internal.h"
 
 namespace tilestone {
-namespace {
-
-[[noreturn]] void fail(const std::string& path, const char* what, int error) {
-  throw Error(error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo, what)
-      .with_file(path)
-      .with_errno(error);
-}
-
-}  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail(path, "cannot open the file", errno);
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) fail_errno("cannot open the file", path, errno);
   struct stat info{};
-  void* memory = nullptr;
-  int error = ::fstat(file, &info) == 0 ? 0 : errno;
-  if (error == 0 && !S_ISREG(info.st_mode)) error = EINVAL;
-  if (error == 0 && info.st_size > 0) {
-    size_ = static_cast<size_t>(info.st_size);
-    memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
-    if (memory == MAP_FAILED) {  // NOLINT: the system's macro casts
-      error = errno;
-      memory = nullptr;
-    }
-  }
-  ::close(file);
-  if (error != 0) fail(path, "cannot map the file", error);
-  if (memory == nullptr) return;
+  if (::fstat(file.get(), &info) != 0) fail_errno("cannot map the file", path, errno);
+  if (!S_ISREG(info.st_mode)) fail_errno("cannot map the file", path, EINVAL);
+  if (info.st_size == 0) return;
+  size_ = static_cast<size_t>(info.st_size);
+  void* const memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+  // NOLINTNEXTLINE: the system's macro casts.
+  if (memory == MAP_FAILED) fail_errno("cannot map the file", path, errno);
   data_ = static_cast<const std::byte*>(memory);
   ::madvise(memory, size_, MADV_SEQUENTIAL);
 }

@@ -127,18 +127,19 @@ Listing MemoryObjects::listing(const std::string& prefix, Depth depth) {
   return found;
 }
 
-bool MemoryObjects::put(const std::string& name, ByteView bytes, const Condition& condition,
-                        const std::string&, Deadline deadline) {
+std::optional<std::string> MemoryObjects::put_for_tag(const std::string& name, ByteView bytes,
+                                                      const Condition& condition,
+                                                      const std::string&, Deadline deadline) {
   check_file_name(name);
   expect_time(deadline, name);
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(name);
-  if (condition.is_absent() && found != entries_.end()) return false;
+  if (condition.is_absent() && found != entries_.end()) return std::nullopt;
   if (const std::string& tag = condition.tag(); !tag.empty()) {
-    if (found == entries_.end() || tag_of(*found->second) != tag) return false;
+    if (found == entries_.end() || tag_of(*found->second) != tag) return std::nullopt;
   }
   entries_[name] = file_of(bytes);
-  return true;
+  return "";
 }
 
 bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, Deadline deadline) {

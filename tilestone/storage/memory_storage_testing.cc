@@ -10,7 +10,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
-#include "tilestone/storage/child_storage_internal.h"
+#include "tilestone/storage/child_storage_testing.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/read_only.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -207,6 +207,10 @@ bool MemoryStorage::link(const StorageEntry& from, const std::string& name, cons
     fail(ErrorCode::kAlreadyExists, name, "cannot link a file", EEXIST);
   }
   return true;
+}
+
+std::shared_ptr<Storage> MemoryStorage::child(const std::string& name) {
+  return child_storage(shared_from_this(), name);
 }
 
 void MemoryStorage::make_directories(std::string_view name) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -45,6 +46,7 @@ class MemoryStorage : public Storage {
   Listing listing(const std::string& prefix, Depth depth) override;
   void remove(std::span<const std::string> names) override;
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override;
+  std::shared_ptr<Storage> child(const std::string& name) override;
   void settle(const std::string& name) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
@@ -92,8 +94,9 @@ class MemoryObjects : public MemoryStorage {
                                        const Deadline& deadline) override;
   std::optional<FileInfo> stat(const std::string& name) override;
   Listing listing(const std::string& prefix, Depth depth) override;
-  bool put(const std::string& name, ByteView bytes, const Condition& condition,
-           const std::string& scratch, Deadline deadline) override;
+  std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                         const Condition& condition, const std::string& scratch,
+                                         Deadline deadline) override;
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override;
   void settle(const std::string& name) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;

@@ -168,8 +168,5 @@ std::string posix_resolved_root(const PosixContext& context);
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done);
-// Returns what is added to ReadOptions::prefetched.
-uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
-                        const ReadOptions& options);
 
 }  // namespace tilestone

@@ -448,15 +448,10 @@ int PosixReadable::direct_fd() const {
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done) {
-  ReadBatch batch(context, ops, options, &done);
+  const bool prefetches = options.prefetched != nullptr;
+  ReadBatch batch(context, ops, options, prefetches ? nullptr : &done);
   run(batch);
-}
-
-uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
-                        const ReadOptions& options) {
-  ReadBatch batch(context, ops, options, nullptr);
-  run(batch);
-  return batch.fetched();
+  if (prefetches) *options.prefetched += batch.fetched();
 }
 
 }  // namespace tilestone

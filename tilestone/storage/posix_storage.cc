@@ -52,16 +52,13 @@ class PosixDirectories : public Directories {
   }
   void rename_file(const std::string& from, const std::string& to, bool replace) override;
   void copy_permissions(const std::string& name, const std::string& like) override;
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    return with_root({context_->path_of(name), context_, name, {}});
-  }
   std::optional<StorageEntry> parent() override;
   std::shared_ptr<Storage> held() override;
   bool stands() const override { return context_->stands(); }
 
- private:
   std::shared_ptr<Storage> with_root(PosixRoot root) const;
 
+ private:
   std::shared_ptr<PosixContext> context_;
 };
 
@@ -78,6 +75,10 @@ class PosixStorage : public Storage {
             .max_name_bytes = root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0};
   }
   Directories* directories() override { return &directories_; }
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    check_file_name(name);
+    return directories_.with_root({context_->path_of(name), context_, name, {}});
+  }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
                                        const Deadline&) override {
@@ -104,16 +105,11 @@ class PosixStorage : public Storage {
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
-    const bool prefetches = options.prefetched != nullptr;
     for (ReadOp op : ops) {
-      if (prefetches) op.target = nullptr;
+      if (options.prefetched != nullptr) op.target = nullptr;
       check(op, options);
     }
-    if (prefetches) {
-      *options.prefetched += posix_prefetch(*context_, ops, options);
-    } else {
-      posix_read(*context_, ops, options, done);
-    }
+    posix_read(*context_, ops, options, done);
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {

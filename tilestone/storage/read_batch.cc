@@ -33,6 +33,7 @@ ReadBatch::ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const R
   first_block_.reserve(ops.size() + 1);
   first_block_.push_back(0);
   for (size_t i = 0; i < ops.size(); ++i) {
+    if (!prefetches()) clear_checksums(ops[i]);
     const uint64_t blocks = blocks_of(ops[i]);
     remaining_[i].store(blocks, std::memory_order_relaxed);
     first_block_.push_back(first_block_.back() + blocks);
@@ -62,10 +63,11 @@ bool ReadBatch::wants_large_folios(const PartialRead& block) const {
 void ReadBatch::finished(const PartialRead& block, ByteView bytes, const BlockCrcs& crcs) {
   if (prefetches()) return;
   const ReadOp& op = ops_[block.op];
-  if (op.crc32 != nullptr) keep(block, crcs);
+  if (op.crc32 != nullptr) {
+    for (const BlockCrcs::Cut& cut : crcs.cuts()) add_checksum(op, cut.begin, cut.size, cut.crc32);
+  }
   if (remaining_[block.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (stopped_.load(std::memory_order_relaxed)) return;
-  if (op.crc32 != nullptr) combine(block.op);
   (*done_)(block.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
 }
 
@@ -96,40 +98,6 @@ PartialRead ReadBatch::block(size_t index, uint64_t number) const {
   const uint64_t grid = at.begin + (number - at.head) * block_bytes_;
   if (grid >= at.end) return {index, number, at.end, op_end};
   return {index, number, std::max(grid, op.offset), std::min(grid + block_bytes_, at.end)};
-}
-
-// Complete cuts go to the op at once. The others wait until the op is complete.
-void ReadBatch::keep(const PartialRead& block, const BlockCrcs& crcs) {
-  const ReadOp& op = ops_[block.op];
-  const uint64_t step = crc_step(op);
-  for (const BlockCrcs::Cut& cut : crcs.cuts()) {
-    if (cut.begin % step == 0 && cut.size == std::min(step, op.size - cut.begin)) {
-      op.crc32[cut.begin / step] = cut.crc32;
-    } else {
-      const std::lock_guard lock(mutex_);
-      parts_[block.op].push_back(cut);
-    }
-  }
-}
-
-void ReadBatch::combine(size_t index) {
-  const ReadOp& op = ops_[index];
-  if (op.size == 0) *op.crc32 = 0;
-  std::vector<BlockCrcs::Cut> parts;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = parts_.find(index);
-    if (found == parts_.end()) return;
-    parts = std::move(found->second);
-    parts_.erase(found);
-  }
-  std::sort(parts.begin(), parts.end(),
-            [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  const uint64_t step = crc_step(op);
-  for (const BlockCrcs::Cut& part : parts) {
-    uint32_t& crc = op.crc32[part.begin / step];
-    crc = part.begin % step == 0 ? part.crc32 : crc32_combine(crc, part.crc32, part.size);
-  }
 }
 
 BlockCrcs::BlockCrcs(const ReadOp& op, const PartialRead& block)

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -99,8 +97,6 @@ class ReadBatch {
   uint64_t blocks_of(const ReadOp& op) const;
   PartialRead block(size_t index, uint64_t number) const;
   PartialRead block(uint64_t number) const;  // counted over all ops
-  void keep(const PartialRead& block, const BlockCrcs& crcs);
-  void combine(size_t index);
 
   PosixContext& context_;
   std::span<const ReadOp> ops_;
@@ -109,8 +105,6 @@ class ReadBatch {
   uint64_t block_bytes_;
   std::vector<uint64_t> first_block_;  // by op, the number of its first block; then the total
   std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of blocks not yet read
-  std::mutex mutex_;
-  std::map<size_t, std::vector<BlockCrcs::Cut>> parts_;  // by op: incomplete cuts; under mutex_
   std::atomic<uint64_t> next_ = 0;
   std::atomic<uint64_t> fetched_ = 0;  // bytes that were not in the page cache before a prefetch
   std::atomic<bool> stopped_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,7 +22,8 @@ class ReadOnlyStorage : public Storage {
   std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) final {
     throw refusal();
   }
-  bool put(const std::string&, ByteView, const Condition&, const std::string&, Deadline) final {
+  std::optional<std::string> put_for_tag(const std::string&, ByteView, const Condition&,
+                                         const std::string&, Deadline) final {
     throw refusal();
   }
   void remove(std::span<const std::string>) final { throw refusal(); }

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <atomic>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/storage/read_only.h"
@@ -36,11 +38,29 @@ uint64_t crc_step(const ReadOp& op) {
 }
 
 void set_checksums(const ReadOp& op, ByteView bytes) {
+  clear_checksums(op);
+  add_checksums(op, 0, bytes);
+}
+
+void clear_checksums(const ReadOp& op) {
   if (op.crc32 == nullptr) return;
-  const uint64_t step = crc_step(op);
-  for (uint64_t at = 0, i = 0; at < op.size || i == 0; at += step, ++i) {
-    op.crc32[i] = crc32(bytes.subspan(at, std::min(step, op.size - at)));
+  std::fill_n(op.crc32, op.size == 0 ? 1 : block_count(op.size, crc_step(op)), 0);
+}
+
+void add_checksums(const ReadOp& op, uint64_t at, ByteView bytes) {
+  while (op.crc32 != nullptr && !bytes.empty()) {
+    const uint64_t left = crc_step(op) - at % crc_step(op);
+    const ByteView part = bytes.first(std::min<uint64_t>(bytes.size(), left));
+    add_checksum(op, at, part.size(), crc32(part));
+    at += part.size();
+    bytes = bytes.subspan(part.size());
   }
+}
+
+void add_checksum(const ReadOp& op, uint64_t at, uint64_t size, uint32_t crc32) {
+  const uint64_t block = at / crc_step(op);
+  const uint64_t end = std::min(op.size, (block + 1) * crc_step(op));
+  std::atomic_ref(op.crc32[block]) ^= crc32_combine(crc32, 0, end - at - size);
 }
 
 }  // namespace tilestone

@@ -1,8 +1,9 @@
-// The checks that every storage makes on a read before it starts.
+// The checks that every storage makes on a read before it starts, and checksums of what was read.
 #pragma once
 
 #include <cstdint>
 
+#include "tilestone/base/bytes.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone {
@@ -17,5 +18,11 @@ void check_read_op(const ReadOp& op, const ReadOptions& options, bool own);
 
 // The bytes of an op that have one CRC-32, at least 1.
 uint64_t crc_step(const ReadOp& op);
+// The checksums that an op asks for are the exclusive or of what its parts contribute, in any
+// order, from any thread. clear_checksums() first.
+void clear_checksums(const ReadOp& op);
+void add_checksums(const ReadOp& op, uint64_t at, ByteView bytes);
+// The same of bytes [at, at + size) that are in one block and have this CRC-32.
+void add_checksum(const ReadOp& op, uint64_t at, uint64_t size, uint32_t crc32);
 
 }  // namespace tilestone

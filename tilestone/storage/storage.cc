@@ -4,8 +4,8 @@
 #include <cerrno>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/storage/available_memory_internal.h"
-#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/names_internal.h"
 
@@ -15,25 +15,7 @@ namespace {
 // Removes the temporary file after a publish has failed. If that fails too, it is only logged: the
 // caller must get the error that made the publish fail.
 void discard_temporary(Storage& storage, const std::string& temp_name) {
-  try {
-    storage.remove(temp_name);
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("a temporary file was not removed: ") + error.what());
-  }
-}
-
-void write_temporary(Storage& storage, const std::string& temp_name, ByteView bytes,
-                     Deadline deadline) {
-  auto file = storage.create(temp_name, bytes.size(), deadline);
-  try {
-    file->append(bytes);
-    file->sync(deadline);
-    file->close();
-  } catch (...) {
-    file.reset();
-    discard_temporary(storage, temp_name);
-    throw;
-  }
+  or_log(LogLevel::kDebug, "a temporary file was not removed", [&] { storage.remove(temp_name); });
 }
 
 }  // namespace
@@ -105,7 +87,7 @@ bool contains_name(const std::vector<std::string>& sorted, const std::string& na
 }  // namespace
 
 void Storage::tidy(const std::string& name) noexcept {
-  try {
+  or_log(LogLevel::kDebug, "a directory stays", [&] {
     Directories* const own = directories();
     if (own == nullptr || !contains_name(list_directories(name), name)) return;  // not a link
     const auto tree = child(name);
@@ -113,9 +95,7 @@ void Storage::tidy(const std::string& name) noexcept {
       remove_if_there([&] { tree->directories()->remove(inner); });
     }
     remove_if_there([&] { own->remove(name); });
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
-  }
+  });
 }
 
 void Storage::remove_tree(const std::string& name) {
@@ -145,11 +125,7 @@ uint64_t Storage::prefetch(std::span<const ReadOp> ops, ReadOptions options) {
 }
 
 std::shared_ptr<Storage> Storage::child(const std::string& name) {
-  check_file_name(name);
-  if (Directories* const own = directories()) {
-    if (auto inner = own->child(name)) return inner;
-  }
-  return child_storage(shared_from_this(), name);
+  throw Error(ErrorCode::kUnsupported, "there are no folders in " + describe()).with_file(name);
 }
 
 std::optional<StorageEntry> Storage::parent() {
@@ -211,30 +187,27 @@ bool put_empty(Storage& storage, const std::string& name) {
 //   5. sync the directory of name                       the new content, once this has returned
 // The rename is atomic, so a `name` that existed before is never absent. Step 3 is necessary: a
 // file system may make the rename durable before the bytes of the file.
-bool Storage::put(const std::string& name, ByteView bytes, const Condition& condition,
-                  const std::string& scratch, Deadline deadline) {
+std::optional<std::string> Storage::put_for_tag(const std::string& name, ByteView bytes,
+                                                const Condition& condition,
+                                                const std::string& scratch, Deadline deadline) {
   check_file_name(name);
+  const auto answer = [](bool done) {
+    return done ? std::optional<std::string>("") : std::nullopt;
+  };
   if (!condition.tag().empty()) {
     throw Error(ErrorCode::kUnsupported, "a file can't be replaced here only if it has a tag")
         .with_file(name);
   }
-  if (bytes.empty() && condition.is_absent()) return put_empty(*this, name);
+  if (bytes.empty() && condition.is_absent()) return answer(put_empty(*this, name));
   prepare_put(scratch, bytes, deadline);
   try {
     const bool done = put_prepared(name, bytes, condition, scratch, deadline);
     if (!done) discard_temporary(*this, scratch);
-    return done;
+    return answer(done);
   } catch (const Error&) {
     discard_temporary(*this, scratch);
     throw;
   }
-}
-
-std::optional<std::string> Storage::put_for_tag(const std::string& name, ByteView bytes,
-                                                const Condition& condition,
-                                                const std::string& scratch, Deadline deadline) {
-  return put(name, bytes, condition, scratch, deadline) ? std::optional(std::string())
-                                                        : std::nullopt;
 }
 
 std::shared_ptr<Storage> Storage::until(const Deadline&) { return shared_from_this(); }
@@ -272,8 +245,18 @@ void Storage::rename(const std::string& from, const std::string& to, bool replac
 }
 
 // Steps 1 to 3.
-void Storage::prepare_put(const std::string& temp_name, ByteView bytes, Deadline deadline) {
-  write_temporary(*this, temp_name, bytes, deadline);
+void Storage::make_file(const std::string& name, ByteView bytes, Deadline deadline) {
+  auto file = create(name, bytes.size(), deadline);
+  try {
+    file->append(bytes);
+    file->sync(deadline);
+    file->close();
+  } catch (...) {
+    file.reset();
+    // In an object store only now it shows that there is such a file.
+    if (current_error().code() != ErrorCode::kAlreadyExists) discard_temporary(*this, name);
+    throw;
+  }
 }
 
 // Steps 4 and 5.

@@ -232,8 +232,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // put by its bytes. Error(kUnsupported) for a condition that is not one of the facts().
   // `scratch`: a name that nobody else uses, for a storage that writes a file before it gives it
   // its name; a crash may leave it. The default renames, and so needs directories.
-  virtual bool put(const std::string& name, ByteView bytes, const Condition& condition,
-                   const std::string& scratch, Deadline deadline);
+  bool put(const std::string& name, ByteView bytes, const Condition& condition,
+           const std::string& scratch, Deadline deadline) {
+    return put_for_tag(name, bytes, condition, scratch, deadline).has_value();
+  }
   // put(), and the tag that the file has got; "" if the storage does not say it. nullopt: the
   // condition does not hold.
   virtual std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
@@ -280,6 +282,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // exists but names can't be claimed here.
   virtual bool is_claimed(const std::string& name) = 0;
 
+  // The directory `name` as a storage of its own, with the options of this one. It need not exist
+  // yet, and is found anew by each call. Error(kUnsupported) where it can't be.
+  virtual std::shared_ptr<Storage> child(const std::string& name);
   // This storage for the calls of one save or load. Where a server may not answer, a call that
   // takes no deadline ends with this one, but has a few seconds at least, so that what has failed
   // can be cleaned. Without one it has a minute.
@@ -305,11 +310,16 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // put(), with Error(kAlreadyExists) if `replace` is false and `name` exists.
   void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
                Deadline deadline);
+  // Makes a small file, durably but for its name. If that fails, the file is removed if possible,
+  // unless it was there before.
+  void make_file(const std::string& name, ByteView bytes, Deadline deadline);
   // The two halves of a put(), for a caller who must know which of them has failed. The first
   // writes and syncs the scratch file; if it fails, nothing is put, and the file is removed if
   // possible. The second puts the same bytes; unless it returns true, the scratch file stays, or it
   // has its new name. Without directories it always stays, and the caller removes it.
-  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
+  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline) {
+    make_file(scratch, bytes, deadline);
+  }
   bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                     const std::string& scratch, Deadline deadline);
   // As Directories::rename_file(). Error(kUnsupported) without directories.
@@ -322,9 +332,6 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Removes the directory `name`, and those in it, as far as no file is in them. Nothing elsewhere
   // than in a file system, where there are no directories. Failures are logged.
   void tidy(const std::string& name) noexcept;
-  // The directory `name` as a storage of its own, with the options and injected faults of this one.
-  // The directory need not exist yet.
-  std::shared_ptr<Storage> child(const std::string& name);
   // As in Directories. Without directories: nullopt, this storage, true.
   std::optional<StorageEntry> parent();
   std::shared_ptr<Storage> held();

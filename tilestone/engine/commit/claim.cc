@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/staging_internal.h"
 
@@ -79,15 +80,13 @@ bool has_only_lock(Storage& location) {
 // name (Storage::claim()). That of a lease goes with it. The directory goes only if it is empty,
 // because saves by files take no lock.
 void remove_lock_directory(Storage& location, std::unique_ptr<StorageClaim>& lock) {
-  try {
+  or_log(LogLevel::kDebug, "the lock of a failed save stays", [&] {
     if (lock != nullptr) {
       if (!has_only_lock(location)) return;
       remove_claim(location, lock);
     }
     location.tidy(std::string(kTilestoneDirectory));
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
-  }
+  });
 }
 
 MadeDirectories::MadeDirectories(Storage& location) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
@@ -67,6 +68,7 @@ class Cleaning {
         find_replaced(storage_, converted ? *safetensors_format() : *format_, here.of_checkpoint);
     ended_ = notes.ended(existing_.save_id, !existing_.rank_local.empty());
     unread_ = notes.unread;
+    fixed_names_ = notes.fixed_names;
     open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
     std::vector<Leftover> found;
     go_through_uploads([&](const std::string& name) {
@@ -149,16 +151,14 @@ class Cleaning {
   // Those of saves that began here and may not still be published. Others may be copies' that are
   // being made.
   void go_through_uploads(const std::function<bool(const std::string&)>& goes) {
-    try {
+    or_log(LogLevel::kWarning, "unfinished uploads can't be found or removed", [&] {
       storage_.discard_unfinished("", [&](const std::string& name) {
         const auto own = parse_tilestone_name(name);
-        const bool began_here = own && (force_ || ended_.contains(own->noted));
+        if (!own) return fixed_names_.contains(name) && goes(name);
+        const bool began_here = force_ || ended_.contains(own->noted);
         return began_here && !open_.contains(own->save_id) && goes(name);
       });
-    } catch (const Error& error) {
-      log(LogLevel::kWarning,
-          std::string("unfinished uploads can't be found or removed: ") + error.what());
-    }
+    });
   }
 
   void remove_siblings() {
@@ -199,9 +199,9 @@ class Cleaning {
   }
 
   bool is_note(const std::string& name) const {
-    const auto own = parse_tilestone_name(name);
-    return name == kReplacedName || name == kRemovedName ||
-           (own && (own->kind == kNoteKind || own->kind == kTemporaryKind));
+    const std::string_view kind = kind_of(name);
+    return name == kReplacedName || name == kRemovedName || kind == kNoteKind ||
+           kind == kTemporaryKind;
   }
 
   struct Reason {
@@ -263,6 +263,7 @@ class Cleaning {
   std::set<std::string> removed_;       // files of a checkpoint whose removal has begun
   std::set<std::string> ended_;         // saves whose files may be removed
   std::set<std::string> unread_;        // notes that could not be read
+  std::set<std::string> fixed_names_;   // Notes::fixed_names
   std::set<std::string> open_;          // saves that may still become the checkpoint
   std::map<std::string, size_t> kept_;  // by save: how many files stay for lack of a note
   std::exception_ptr failure_;

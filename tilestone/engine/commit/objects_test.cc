@@ -308,14 +308,15 @@ TEST(Objects, ASaveWhoseSwitchComesLateSaysThatItsFilesAreGone) {
   class Late : public MemoryObjects {
    public:
     Late() : MemoryObjects({}) {}
-    bool put(const std::string& name, ByteView bytes, const Condition& condition,
-             const std::string& scratch, Deadline deadline) override {
+    std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                           const Condition& condition, const std::string& scratch,
+                                           Deadline deadline) override {
       if (name == ".metadata" && std::exchange(is_first, false)) {
         lapse(*this);
         EXPECT_FALSE(remove_leftovers(Location(shared_from_this())).empty());
         deadline = Deadline::never();
       }
-      return MemoryObjects::put(name, bytes, condition, scratch, deadline);
+      return MemoryObjects::put_for_tag(name, bytes, condition, scratch, deadline);
     }
     bool is_first = true;
   };
@@ -379,7 +380,7 @@ TEST(Objects, OfTwoRemovalsOfKeysTheSecondChangesNothing) {
     return FaultAction::pass();
   });
   expect_error([&] { remove_keys(Location(disk->storage()), "b"); }, ErrorCode::kAlreadyExists,
-               "under way");
+               "has published a checkpoint");
   const Checkpoint checkpoint = Checkpoint::open(Location(store));
   EXPECT_TRUE(checkpoint.verify().ok());
   EXPECT_THAT(checkpoint.keys(), ElementsAre("b", "c"));

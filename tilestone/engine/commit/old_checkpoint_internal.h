@@ -21,6 +21,7 @@ struct SaveTerms {
   std::shared_ptr<const Dialect> dialect;
   std::string save_id;
   bool overwrite = false;
+  bool one_writer = false;  // Transaction
 };
 
 // Throws the errors of Transaction::begin() that follow from what stands at the location.

@@ -1,17 +1,8 @@
-// The new index has a new save id, and so names a new manifest. Both describe the existing
-// checkpoint without the removed keys. As in a save (transaction.cc), one rename switches both:
-//
-//  1. Claim the location; where there are tags, take that of the index, and read it then. Leave a
-//     note that this removal has begun and which saves' files it replaces. The note is durable
-//     before anything else is done.
-//  2. Publish the new manifest under its own name.
-//  3. Put the new index over the old one, where there are tags if it still has the one taken. The
-//     put is the commit.
-//  4. Remove the data files that the new index does not name, the old manifest, and then the note.
-//
-// A crash before step 3 leaves the old checkpoint, and a note and a manifest that the next save or
-// gc removes. A crash after it leaves the new checkpoint, and files that are leftovers according to
-// the note. For a checkpoint without a manifest, only the index is replaced, by the same rename.
+// Keys are removed by a save that replaces the checkpoint (transaction.cc), except that its data
+// files are those of the replaced one. Its index has a new save id, and so names a new manifest.
+// Both describe the checkpoint without the removed keys. Files with fixed names (common.pt,
+// metadata.json) stay, so nothing is staged. For a checkpoint without a manifest, only the index is
+// replaced.
 #include "tilestone/engine/commit/removal.h"
 
 #include <algorithm>
@@ -25,10 +16,11 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/old_checkpoint_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
@@ -36,7 +28,7 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr auto kPause = std::chrono::milliseconds(10);
+constexpr auto kPause = std::chrono::milliseconds(50);
 
 // An existing checkpoint, and what a removal keeps of it.
 struct Plan {
@@ -193,98 +185,65 @@ class Without {
   Receipt left_;
 };
 
-class Remover {
+// What the save `save_id` publishes in the place of the checkpoint.
+class Rest {
  public:
-  // `standing`: what was at the name of the index before the plan was made.
-  Remover(Storage& storage, Plan plan, Condition standing, StorageClaim& lock)
-      : storage_(storage), plan_(std::move(plan)), standing_(std::move(standing)), lock_(lock) {
-    const auto& files = plan_.kept.files;
-    kept_files_.insert(files.begin(), files.end());
+  Rest(const Plan& plan, std::string save_id)
+      : plan_(plan),
+        save_id_(std::move(save_id)),
+        keys_(plan.keys.begin(), plan.keys.end()),
+        kept_files_(plan.kept.files.begin(), plan.kept.files.end()),
+        stays_(kept_files_) {
+    // Another writer's index may name them as data files.
+    for (const auto& [name, bytes] : plan.opened.files.contents) stays_.insert(name);
   }
 
-  Removal run() {
-    storage_.settle("");  // the old index must be durable, so that no crash can undo it
-    remove_hashes();
-    if (plan_.opened.manifest) leave_note(storage_, save_id_, replaced_saves(), Deadline::never());
-    try {
-      make_index();
-    } catch (...) {
-      roll_back();
-      throw;
+  NewIndex made() const {
+    Metadata named = plan_.kept;
+    if (plan_.opened.manifest) named.save_id = save_id_;
+    add_replica_names(named, plan_.opened.replica_names);
+    NewIndex made{.index = plan_.opened.format->encode_index(named), .files = stays_};
+    if (made.index.size() != 1) throw Error(ErrorCode::kInternal, "an index of several files");
+    if (plan_.opened.manifest) made.manifest = make_manifest(made.index.front()).encode();
+    return made;
+  }
+
+  // The files that the index does not name any more.
+  Removal removal(Storage& storage) const {
+    Removal removal{plan_.keys, {}, 0, false};
+    for (const std::string& name : plan_.opened.metadata.files) {
+      if (stays_.contains(name) || in_tilestone_directory(name)) continue;
+      const auto info = storage.stat(name);
+      if (!info || !info->regular) continue;
+      removal.files.push_back(name);
+      removal.bytes += info->size;
     }
-    const Deadline limit = lock_.held_until(Deadline::never());
-    if (limit.expired()) {  // others may have removed what was made
-      roll_back();
-      fail_under_way(storage_, "a save", "try again when it has ended");
-    }
-    // If this fails, nobody can know which index will be there after a reboot: remove nothing.
-    if (!storage_.put(index_.name, index_.bytes, standing_, temporary_name(save_id_, "metadata"),
-                      limit)) {
-      roll_back();
-      fail_under_way(storage_, "a save", "try again when it has ended");
-    }
-    Removal removal{std::move(plan_.keys), {}, 0, false};
-    clean(removal);
+    std::sort(removal.files.begin(), removal.files.end());
     return removal;
   }
 
  private:
-  // Removes Megatron-Core's file hashes, which would not match the new .metadata.
-  void remove_hashes() {
-    const std::string hashes(kMegatronHashes);
-    if (!storage_.stat(hashes)) return;
-    storage_.remove(hashes);
-    storage_.settle("");
-    log(LogLevel::kWarning, hashes + " is removed from " + storage_.describe() +
-                                ": it contains hashes of files that change");
-  }
-
-  // The saves whose ids are in the names of the checkpoint's files, as a note names them.
-  std::set<std::string> replaced_saves() const {
-    std::set<std::string> saves{plan_.opened.metadata.save_id};
-    for (const std::string& name : plan_.opened.metadata.files) {
-      if (const auto own = parse_tilestone_name(name)) saves.insert(own->noted);
-    }
-    return saves;
-  }
-
-  // Makes the new index without publishing it, and publishes the manifest that it names.
-  void make_index() {
-    if (plan_.opened.manifest) plan_.kept.save_id = save_id_;
-    Metadata named = plan_.kept;
-    add_replica_names(named, plan_.opened.replica_names);
-    Index index = plan_.opened.format->encode_index(named);
-    if (index.size() != 1) throw Error(ErrorCode::kInternal, "an index of several files");
-    index_ = std::move(index.front());
-    if (!plan_.opened.manifest) return;
-    storage_.publish(manifest_name(save_id_), temporary_name(save_id_, "manifest"),
-                     make_manifest().encode(), false, Deadline::never());
-  }
-
-  Manifest make_manifest() const {
-    const Manifest& old = *plan_.opened.manifest;
-    Manifest made = old;
-    const std::set<std::string> keys(plan_.keys.begin(), plan_.keys.end());
+  Manifest make_manifest(const IndexFile& index) const {
+    Manifest made = *plan_.opened.manifest;
     made.save_id = save_id_;
-    made.receipts.clear();
-    for (const Receipt& receipt : old.receipts) {
-      made.receipts.push_back(Without(receipt, keys, kept_files_).receipt());
-      made.receipts.back().save_id = save_id_;
+    for (Receipt& receipt : made.receipts) {
+      receipt = Without(receipt, keys_, kept_files_).receipt();
+      receipt.save_id = save_id_;
     }
     for (IndexSum& sum : made.index) {
-      if (sum.name != index_.name) continue;
-      sum.size = index_.bytes.size();
-      sum.xxh3 = xxh3_64(index_.bytes);
+      if (sum.name != index.name) continue;
+      sum.size = index.bytes.size();
+      sum.xxh3 = xxh3_64(index.bytes);
     }
-    note_remains(made, keys);
+    note_remains(made);
     return made;
   }
 
   // Adds the files that still contain bytes of removed items to Manifest::remains.
-  void note_remains(Manifest& made, const std::set<std::string>& keys) const {
+  void note_remains(Manifest& made) const {
     const auto note = [&](const std::string& key, const ItemLocation& at) {
       const std::string& file = plan_.opened.metadata.files[at.file];
-      if (keys.contains(key) && kept_files_.contains(file)) made.remains.insert(file);
+      if (keys_.contains(key) && kept_files_.contains(file)) made.remains.insert(file);
     };
     for (const StoredTensor& tensor : plan_.opened.metadata.tensors) {
       for (const StoredChunk& chunk : tensor.chunks) note(tensor.key, chunk.at);
@@ -300,69 +259,61 @@ class Remover {
     std::erase_if(made.remains, [&](const auto& file) { return !kept_files_.contains(file); });
   }
 
-  void roll_back() {
-    if (!plan_.opened.manifest) return;
-    if (remove_files(storage_, std::vector{manifest_name(save_id_)})) {
-      remove_files(storage_, std::vector{note_name(save_id_)});
-    }
-  }
-
-  void clean(Removal& removal) {
-    try {
-      for (const std::string& name : plan_.opened.metadata.files) {
-        if (kept_files_.contains(name) || !may_go(name)) continue;
-        const auto info = storage_.stat(name);
-        if (!info || !info->regular) continue;
-        removal.files.push_back(name);
-        removal.bytes += info->size;
-      }
-      std::sort(removal.files.begin(), removal.files.end());
-      // The manifest goes first: a process that reads the old checkpoint then knows that a missing
-      // file was not lost.
-      const auto& manifest = plan_.opened.manifest;
-      std::vector<std::string> gone = removal.files;
-      if (manifest) gone.insert(gone.begin(), manifest_name(manifest->save_id));
-      if (!remove_files(storage_, gone)) return;  // the note is needed for the files that stay
-      storage_.settle("");
-      if (manifest) remove_files(storage_, std::vector{note_name(save_id_)});
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("files of removed keys stay: ") + error.what());
-    }
-  }
-
-  // The names may come from another writer's index: never remove files of kTilestoneDirectory or
-  // files that describe the checkpoint.
-  bool may_go(const std::string& name) const {
-    const bool in_tilestone_directory = name.starts_with(std::string(kTilestoneDirectory) + "/");
-    return !in_tilestone_directory && !plan_.opened.files.contents.contains(name);
-  }
-
-  Storage& storage_;
-  Plan plan_;
-  const Condition standing_;
-  StorageClaim& lock_;
-  const std::string save_id_ = random_uuid();
-  std::set<std::string> kept_files_;
-  IndexFile index_;
+  const Plan& plan_;
+  const std::string save_id_;
+  const std::set<std::string> keys_, kept_files_;
+  std::set<std::string> stays_;
 };
 
-// What must hold when the index is put: it still has the tag that it has now, where there are tags.
-Condition index_of(Storage& storage, const Plan& plan) {
-  for (const std::string& name : plan.opened.format->index_files(plan.opened.files.names)) {
-    const auto info = storage.stat(name);
-    if (info && !info->tag.empty()) return Condition::has(info->tag);
-  }
-  return Condition::always();
+// Removes Megatron-Core's file hashes, which would not match the new .metadata.
+void remove_hashes(Storage& storage) {
+  const std::string hashes(kMegatronHashes);
+  if (!storage.stat(hashes)) return;
+  storage.remove(hashes);
+  storage.settle("");
+  log(LogLevel::kWarning, hashes + " is removed from " + storage.describe() +
+                              ": it contains hashes of files that change");
 }
 
-std::unique_ptr<StorageClaim> wait_for_lock(Storage& storage, const RemovalOptions& options) {
+// Waits for a save or another removal there.
+void begin_waiting(std::optional<Transaction>& transaction, const std::shared_ptr<Storage>& storage,
+                   const std::shared_ptr<const Format>& format, const std::string& save_id,
+                   const RemovalOptions& options) {
   const auto end = Deadline::after(std::chrono::duration<double>(options.timeout))
                        .with_interrupt(options.interrupt);
-  while (true) {
-    if (auto lock = claim_location(storage, end)) return lock;
-    if (end.expired()) fail_under_way(storage, "a save");
+  for (;;) {
+    transaction.emplace(storage, format, megatron_shards_dialect(), save_id, true);
+    try {
+      transaction->begin(end);
+      break;
+    } catch (const Error& error) {
+      transaction->abandon(true);
+      if (error.reason() != Reason::kUnderWay || end.expired()) throw;
+    }
     std::this_thread::sleep_for(kPause);
   }
+  if (transaction->holds_claim()) return;
+  transaction->abandon(true);
+  throw Error(ErrorCode::kUnsupported,
+              "no keys can be removed at " + storage->describe() + ", which can't be locked");
+}
+
+// nullopt: another caller has removed the keys.
+std::optional<Removal> remove_under(Transaction& transaction,
+                                    const std::shared_ptr<Storage>& storage,
+                                    const std::string& save_id, std::string_view prefix) {
+  if (storage->facts().put_if_tag) {
+    const Standing here = look_at(*storage, torch_dist_format());
+    finish_index(*storage, here, read_existing(*storage, here).save_id);
+  }
+  const Plan plan = plan_removal(storage, prefix);
+  if (plan.keys.empty()) return std::nullopt;
+  const Rest rest(plan, save_id);
+  remove_hashes(*storage);
+  transaction.prepare_made(rest.made(), {}, {}, 1, Deadline::never());
+  Removal removal = rest.removal(*storage);
+  transaction.commit(Deadline::never());
+  return removal;
 }
 
 }  // namespace
@@ -376,17 +327,23 @@ Removal remove_keys(const Location& location, std::string_view prefix,
   }
   const std::shared_ptr<Storage>& storage = location.shared();
   // The lock file is made only if there are keys to remove.
-  engine::Plan plan = engine::plan_removal(storage, prefix);
+  const engine::Plan plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {};
-  const auto lock = engine::wait_for_lock(*storage, options);
-  if (storage->facts().put_if_tag) {
-    const engine::Standing here = engine::look_at(*storage, torch_dist_format());
-    engine::finish_index(*storage, here, engine::read_existing(*storage, here).save_id);
+  const std::string save_id = random_uuid();
+  std::optional<engine::Transaction> transaction;
+  engine::begin_waiting(transaction, storage, plan.opened.format, save_id, options);
+  try {
+    auto removal = engine::remove_under(*transaction, storage, save_id, prefix);
+    if (removal) {
+      transaction->clean();
+      return *std::move(removal);
+    }
+  } catch (...) {
+    if (!transaction->was_tried()) transaction->abandon(true);
+    throw;
   }
-  const Condition standing = engine::index_of(*storage, plan);
-  plan = engine::plan_removal(storage, prefix);
-  if (plan.keys.empty()) return {{}, {}, 0, true};
-  return engine::Remover(*storage, std::move(plan), standing, *lock).run();
+  transaction->abandon(true);
+  return {{}, {}, 0, true};
 }
 
 }  // namespace tilestone

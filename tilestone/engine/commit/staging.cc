@@ -55,7 +55,9 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
+#include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -229,14 +231,17 @@ bool Siblings::remove_unlocked(const Sibling& sibling) const {
   }
 }
 
-void expect_directories(Storage& location, const Format& format, bool is_empty) {
+void expect_directories(Storage& location, const SaveTerms& terms, bool is_empty) {
   if (location.directories() != nullptr) return;
-  if (format.has_fixed_names()) {
+  if (terms.format->has_fixed_names() && !terms.one_writer) {
     throw Error(ErrorCode::kUnsupported,
-                "a checkpoint in the format " + std::string(format.name()) + " can't be saved at " +
-                    location.describe() +
+                "a checkpoint in the format " + std::string(terms.format->name()) +
+                    " can't be saved at " + location.describe() +
                     ": its files have fixed names, which an object store can't switch as a whole")
-        .with_hint("save in the format torch_dist, or to a directory of a file system");
+        .with_hint(
+            "save in the format torch_dist, which `tilestone convert` can make zarr of there, or "
+            "to "
+            "a directory of a file system");
   }
   if (is_empty) return;
   throw Error(ErrorCode::kUnsupported, "this save can't replace what is at " + location.describe() +
@@ -405,15 +410,14 @@ void Staging::make_and_lock() {
 
 // Before any file is written, so that the files of a private directory are never seen by others.
 void Staging::copy_permissions() {
-  try {
-    const auto info = entry_.storage->stat(entry_.name);
-    if (info && !info->regular) {
-      entry_.storage->directories()->copy_permissions(name_, entry_.name);
-    }
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, "the permissions of the directory " + location_->describe() +
-                                " can't be given to the one that replaces it: " + error.what());
-  }
+  or_log(LogLevel::kWarning,
+         "the permissions of the directory " + location_->describe() +
+             " can't be given to the one that replaces it",
+         [&] {
+           const auto info = entry_.storage->stat(entry_.name);
+           if (!info || info->regular) return;
+           entry_.storage->directories()->copy_permissions(name_, entry_.name);
+         });
 }
 
 void Staging::publish() {

@@ -18,6 +18,8 @@
 
 namespace tilestone::engine {
 
+struct SaveTerms;
+
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";
 // Throws Error(kAlreadyExists): `what`, or a repair if one has left its mark, is under way at the
@@ -69,8 +71,8 @@ class Siblings {
 void clean_siblings(Storage& location, std::string_view own = "");
 
 // A save in files with fixed names needs directories, unless nothing stands at the location and the
-// format's data files have names of their own. Error(kUnsupported), with a hint.
-void expect_directories(Storage& location, const Format& format, bool is_empty);
+// format's data files have names of their own or one writer. Error(kUnsupported), with a hint.
+void expect_directories(Storage& location, const SaveTerms& terms, bool is_empty);
 
 // Checks that replacing the directory, in which this stands, would remove no foreign file.
 // Error(kUnsupported), naming one of the files, where some belong neither to a checkpoint nor to a

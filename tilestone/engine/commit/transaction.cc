@@ -59,6 +59,13 @@
 // not the one that the manifest describes. After a crash the next save or gc puts them
 // (finish_index()).
 //
+// Data files with fixed names where there are no directories: zarr's, and only where one process
+// writes all of them, into an empty place. It notes their names after step 3, and puts each if
+// absent, so that a file of another program ends the save. While no switch stands, who comes next
+// removes what has these names, as he removes files of the index; what another program has put
+// there since a crash would go with them. Who has lost his claim removes none, because the names
+// may be another save's by then.
+//
 // A save that fails before step 6 when no rank writes any more, and whose data files are gone,
 // removes its note, and then the directories that it made. Nobody who waits for the lock takes a
 // removed file for it (Storage::claim()).
@@ -69,6 +76,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
@@ -138,8 +146,8 @@ bool is_of_another(Storage& storage, const IndexFile& file) {
 
 Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
                          std::shared_ptr<const Dialect> dialect, std::string save_id,
-                         bool overwrite, const std::string& separation_hint)
-    : terms_{std::move(format), std::move(dialect), std::move(save_id), overwrite},
+                         bool overwrite, const std::string& separation_hint, bool one_writer)
+    : terms_{std::move(format), std::move(dialect), std::move(save_id), overwrite, one_writer},
       location_(std::move(storage)),
       storage_(location_) {
   if (!separation_hint.empty()) old_.saves.insert(separation_hint + terms_.save_id);
@@ -149,7 +157,7 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 void Transaction::begin(Deadline deadline) {
   const Standing before = look([&] { end_removal(*location_, deadline); });
   const bool is_staged = needs_staging(*location_, before, terms_);
-  expect_directories(*location_, *terms_.format, !is_staged);
+  expect_directories(*location_, terms_, !is_staged);
   if (is_staged) return begin_staged(before);
   const bool is_fresh = std::ranges::none_of(before.names, in_tilestone_directory);
   begin_in_place(is_fresh, deadline);
@@ -204,23 +212,29 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   take_tags(*location_, here, old_);
   const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
-    try {
+    or_log(LogLevel::kWarning, "leftovers of earlier saves stay", [&] {
       remove_remains(*location_, here.remains);
       remove_leftover_files(*location_, found);
       old_.own = without(std::move(old_.own), found);
       // Those of saves that were killed: each has left its note before it wrote.
       const auto is_dead = [&](const std::string& name) {
         const auto own = parse_tilestone_name(name);
-        return own && here.notes.begun.contains(own->save_id) && claim_.is_held();
+        const bool began_here =
+            own ? here.notes.begun.contains(own->save_id) : here.notes.fixed_names.contains(name);
+        return began_here && claim_.is_held();
       };
       if (!here.notes.begun.empty()) location_->discard_unfinished("", is_dead);
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
-    }
+    });
   }
   leave_note(*location_, terms_.save_id, old_.saves, deadline);
   stage_ = Stage::kBegun;
   forget_missing_tags(*location_, old_);
+}
+
+void Transaction::note_files(const std::set<std::string>& names, Deadline deadline) {
+  if (staging_ || location_->directories() != nullptr) return;
+  has_named_files_ = true;
+  leave_fixed_names(*location_, terms_.save_id, names, claim_.while_held(*location_, deadline));
 }
 
 void Transaction::prepare(ToPublish given, Deadline deadline) {
@@ -242,7 +256,7 @@ void Transaction::prepare_made(NewIndex made, const std::set<std::string>& diale
   for (IndexFile& file : new_.index) {
     if (old_.one_by_one && dialects.contains(file.name)) file.role = IndexRole::kAfter;
   }
-  prepare_index(true, threads, deadline);
+  prepare_index(!new_.manifest.empty(), threads, deadline);
 }
 
 // new_ is what is published, of which the switch comes last.
@@ -393,11 +407,7 @@ void Transaction::publish(IndexRole role, Deadline deadline) {
 
 void Transaction::clean() {
   if (staging_) return staging_->clean();
-  try {
-    clean_in_place();
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("files of the replaced checkpoint stay: ") + error.what());
-  }
+  or_log(LogLevel::kWarning, "files of the replaced checkpoint stay", [&] { clean_in_place(); });
 }
 
 // If some files stay, the note stays too.
@@ -406,6 +416,7 @@ void Transaction::clean_in_place() {
   std::vector<std::string> gone =
       files_to_remove(old_, terms_, new_.files, switch_file(new_.index).name, claim_.is_held());
   gone.push_back(note_name(terms_.save_id));
+  if (has_named_files_) gone.push_back(fixed_names_of(terms_.save_id));
   for (const IndexFile& file : files_that_follow()) gone.push_back(temporary_of(file));
   if (location_->directories() == nullptr) gone.push_back(temporary_of(switch_file(new_.index)));
   remove_leftover_files(*location_, gone);
@@ -414,6 +425,7 @@ void Transaction::clean_in_place() {
 
 void Transaction::abandon(bool none_writes) {
   if (staging_) return staging_->abandon();
+  if (!may_discard()) return;
   // These files describe a checkpoint that has no switch and whose data files will be removed.
   if (claim_.is_held() || published_is_ours()) remove_files(*storage_, published_);
   const std::string manifest = manifest_name(terms_.save_id);
@@ -422,6 +434,7 @@ void Transaction::abandon(bool none_writes) {
   const bool has_none = !new_.files.contains(manifest) || remove(manifest);
   if (has_none && !new_.index.empty()) remove(temporary_of(switch_file(new_.index)));
   for (const IndexFile& file : files_that_follow()) remove(temporary_of(file));
+  if (has_named_files_) remove(fixed_names_of(terms_.save_id));
   // Before its note is left, no rank has written.
   if (stage_ != Stage::kNew && (!none_writes || !remove_note())) return;
   claim_.give_up(*location_);

@@ -27,9 +27,10 @@ namespace tilestone::engine {
 class Transaction {
  public:
   // save_id: a new random id (random_uuid). separation_hint: SaveOptions::separation_hint.
+  // one_writer: RequestView::one_writer.
   Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
               std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite,
-              const std::string& separation_hint = {});
+              const std::string& separation_hint = {}, bool one_writer = false);
 
   // Steps 1 to 3. Error(kAlreadyExists) where a checkpoint exists and `overwrite` is false, or
   // where another save is under way; kUnsupported where the existing checkpoint can't be replaced
@@ -40,6 +41,14 @@ class Transaction {
   // The name of a staged save's directory, by which ranks of other processes find it
   // (staging_storage()), once the save has begun. "": the save is not staged.
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
+
+  // Between steps 3 and 4: the names of the data files, if they have no save id in them and the
+  // save is not staged.
+  void note_files(const std::set<std::string>& names, Deadline deadline);
+  // False: files with fixed names may be another save's by now, because the claim was lost.
+  bool may_discard() const { return !has_named_files_ || holds_claim(); }
+  // False: the place can't be claimed, or the claim was lost.
+  bool holds_claim() const { return claim_.is_held(); }
 
   // The input of step 5.
   struct ToPublish {
@@ -55,8 +64,8 @@ class Transaction {
   // communicator has appeared there meanwhile.
   void prepare(ToPublish given, Deadline deadline);
   // The same for an index that was made before, of this save id: of a step that was saved to a fast
-  // tier. `dialects`: which of its files are the dialect's; `receipts`: of which only the files
-  // count.
+  // tier, or of what remains of a checkpoint. `dialects`: which of its files are the dialect's;
+  // `receipts`: of which only the files count. Without a manifest none is published.
   void prepare_made(NewIndex made, const std::set<std::string>& dialects,
                     std::span<const Receipt> receipts, int threads, Deadline deadline);
   // Step 6. The checkpoint begins to exist during this call. If the call fails and was_tried(), it
@@ -101,6 +110,7 @@ class Transaction {
   std::vector<std::string> published_;  // files of the index that this save has published
   std::shared_ptr<RunStep> step_;       // ToPublish::step
   Stage stage_ = Stage::kNew;
+  bool has_named_files_ = false;  // note_files()
 };
 
 }  // namespace tilestone::engine

@@ -34,6 +34,7 @@
 #include "tilestone/engine/commit/whole_removal_internal.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -117,8 +118,7 @@ bool lacks_a_manifest(Storage& place, const RemovalMark& mark) {
   if (!mark.tags.empty()) return false;
   const auto names = place.list_files(std::string(kTilestoneDirectory) + "/");
   return std::ranges::any_of(names, [&](const std::string& name) {
-    const auto own = parse_in_tilestone_directory(name);
-    return own && own->kind == kManifestKind && std::ranges::count(mark.describing, name) == 0;
+    return kind_of(name) == kManifestKind && std::ranges::count(mark.describing, name) == 0;
   });
 }
 
@@ -226,10 +226,8 @@ std::vector<std::string> describing_files(Storage& storage, std::span<const std:
   } catch (const Error& error) {  // what can't be read goes all the same
     log(LogLevel::kDebug, std::string("the format of a removed checkpoint: ") + error.what());
   }
-  for (const std::string& file : names) {
-    const auto own = parse_in_tilestone_directory(file);
-    if (own && own->kind == kManifestKind) files.push_back(file);
-  }
+  std::ranges::copy_if(names, std::back_inserter(files),
+                       [](const std::string& file) { return kind_of(file) == kManifestKind; });
   std::set<std::string> seen;
   std::erase_if(files, [&](const std::string& file) { return !seen.insert(file).second; });
   return files;
@@ -248,8 +246,7 @@ std::shared_ptr<const RemovalMark> begin_removal(Storage& place, StorageClaim* c
   mark->tags = tags_of(place, describing_files(place, here.names));
   mark->is_alone = place.facts().claims_are_leases() && is_held(claim) &&
                    std::ranges::none_of(here.names, [](const std::string& name) {
-                     const auto own = parse_in_tilestone_directory(name);
-                     return own && own->kind == kAttemptKind;
+                     return kind_of(name) == kAttemptKind;
                    });
   std::vector<std::string> names = claim != nullptr ? here.names : without_other_saves(place, here);
   std::erase(names, kLockName);

@@ -134,7 +134,9 @@ class Conversion {
     if (is_torch_save()) return write_torch_save(state, target, save_options());
     if (is_torch_checkpointing_) return write_torch_checkpointing(state, target, save_options());
     if (!one_file_) {
-      save(state, target, save_options());
+      const SaveOptions saving = save_options();
+      const RequestView request{&state, &target, &saving, nullptr, 0, format_->name() == "zarr"};
+      save_in_a_row({target, saving, deadline_of(saving)}, request);
       return;
     }
     make_one_file(target, [&](const std::shared_ptr<Storage>& directory, const std::string&) {

@@ -176,19 +176,6 @@ void write_archives(Storage& directory, std::span<const ArchiveFile> files, cons
   progress.finish();
 }
 
-void write_small_file(Storage& directory, const std::string& name, const Bytes& bytes) {
-  ProgressMeter progress(nullptr, "write", bytes.size());
-  StreamContext context;
-  context.buffers = make_pool(0, 1, bytes.size());
-  context.progress = &progress;
-  const auto file = directory.create(name, bytes.size());
-  FileStream stream(*file, context, {{}, nullptr, context.deadline});
-  stream.write(ByteView(bytes));
-  stream.finish();
-  file->sync(context.deadline);
-  file->close();
-}
-
 // The state as items of torch_checkpointing. One with keys that can't be names of items is one
 // item.
 Value items_of_folder(Value state) {
@@ -233,7 +220,7 @@ void write_torch_checkpointing(const StateDict& state, const Location& location,
     const std::string name = "folder";
     const std::shared_ptr<Storage> folder = directory->child(name);
     write_archives(*folder, files, as_value, options);
-    write_small_file(*folder, std::string(kTorchCheckpointingIndex), index);
+    folder->make_file(std::string(kTorchCheckpointingIndex), index, Deadline::never());
     folder->settle("");
     return name;
   });

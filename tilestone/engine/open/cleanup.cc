@@ -3,12 +3,14 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
 namespace {
@@ -135,6 +137,14 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
   }
 }
 
+std::string fixed_names_of(std::string_view save_id) { return temporary_name(save_id, "files"); }
+
+void leave_fixed_names(Storage& storage, const std::string& save_id,
+                       const std::set<std::string>& names, Deadline deadline) {
+  storage.publish(fixed_names_of(save_id), temporary_name(save_id, "names"), encode_note(names),
+                  false, deadline);
+}
+
 void Notes::add(const std::string& save_id, const std::set<std::string>& names) {
   begun.insert(save_id);
   for (const std::string& noted : names) {
@@ -205,14 +215,21 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     notes.begun.insert(own->save_id);
     // If only an outcome is left, the attempt has ended.
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
-    if (own->kind != kNoteKind) continue;
+    const bool has_files = name == fixed_names_of(own->save_id);
+    if (own->kind != kNoteKind && !has_files) continue;
     try {
-      notes.add(own->save_id, decode_note(read_file(storage, name, kMaxNoteBytes), name));
+      const uint64_t most = has_files ? UINT64_MAX : kMaxNoteBytes;
+      std::set<std::string> noted = decode_note(read_file(storage, name, most), name);
+      if (!has_files) {
+        notes.add(own->save_id, noted);
+      } else if (!contains_name(names, kMegatronConfig)) {
+        notes.fixed_names.merge(noted);
+      }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;  // the note was removed meanwhile
       if (error.code() == ErrorCode::kIo) notes.unread.insert(name);
       log(LogLevel::kWarning,
-          std::string("a save's note can't be read, so the files that it has replaced stay: ") +
+          std::string("a save's note can't be read, so the files that it names stay: ") +
               error.what());
     }
   }
@@ -287,6 +304,11 @@ std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
 
 bool is_own_name(std::string_view name) { return parse_tilestone_name(name).has_value(); }
 
+std::string_view kind_of(std::string_view name) {
+  const auto own = parse_tilestone_name(name);
+  return own ? own->kind : std::string_view();
+}
+
 bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended) {
   if (own.kind == kOutcomeKind) return false;
   return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.noted);
@@ -331,11 +353,22 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::s
 }
 
 void remove_remains(Storage& storage, const Remains& remains) {
-  for (const auto& [name, tag] : remains) storage.remove_if(name, tag, Deadline::never());
+  std::vector<std::string> others;
+  for (const auto& [name, tag] : remains) {
+    if (tag.empty()) {
+      others.push_back(name);
+    } else {
+      storage.remove_if(name, tag, Deadline::never());
+    }
+  }
+  storage.remove(others);
 }
 
 Remains remains_of_index(Storage& storage, std::span<const std::string> names, const Notes& notes) {
   Remains remains;
+  for (const std::string& name : notes.fixed_names) {
+    if (contains_name(names, name)) remains.emplace(name, "");
+  }
   for (const std::string& save_id : notes.begun) {
     const std::string name = manifest_name(save_id);
     if (notes.attempts.contains(save_id) || !contains_name(names, name)) continue;
@@ -356,21 +389,16 @@ Remains remains_of_index(Storage& storage, std::span<const std::string> names, c
 }
 
 bool remove_files(Storage& storage, std::span<const std::string> names) {
-  try {
-    storage.remove(names);
-    return true;
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("an unneeded file could not be removed: ") + error.what());
-    return false;
-  }
+  return or_log(LogLevel::kWarning, "an unneeded file could not be removed",
+                [&] { storage.remove(names); });
 }
 
 void remove_leftover_files(Storage& storage, std::span<const std::string> names) {
   std::vector<std::string> files, notes;
   std::set<std::string> directories;  // of the files
   for (const std::string& name : names) {
-    const auto own = parse_tilestone_name(name);
-    const bool is_note = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
+    const std::string_view kind = kind_of(name);
+    const bool is_note = kind == kNoteKind || kind == kTemporaryKind;
     (is_note ? notes : files).push_back(name);
     const size_t slash = name.rfind('/');
     if (!is_note) directories.insert(slash == std::string::npos ? "" : name.substr(0, slash));

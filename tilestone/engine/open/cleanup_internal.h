@@ -63,6 +63,7 @@ std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name)
 // name. Such files are never removed as leftovers.
 std::optional<TilestoneName> parse_tilestone_name(std::string_view name);
 bool is_own_name(std::string_view name);
+std::string_view kind_of(std::string_view name);  // TilestoneName::kind; "": nullopt
 
 // ".tilestone/SAVE_ID.begun"
 std::string note_name(std::string_view save_id);
@@ -73,12 +74,21 @@ std::string note_name(std::string_view save_id);
 void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& names,
                 Deadline deadline);
 
+// Notes the names of data files that the save `save_id` will write under names without its id.
+// After leave_note(), before the first of them.
+void leave_fixed_names(Storage& storage, const std::string& save_id,
+                       const std::set<std::string>& names, Deadline deadline);
+std::string fixed_names_of(std::string_view save_id);  // the file that says them
+
 // The contents of the notes at a location.
 struct Notes {
   // Saves that began here: they left a note or a temporary file. Here and in `replaces`, further
   // elements are TilestoneName::noted of their files.
   std::set<std::string> begun;
   std::map<std::string, std::set<std::string>> replaces;  // replacing save -> replaced saves
+  // Files that saves which began here may have written (leave_fixed_names()); none where the switch
+  // of such a checkpoint stands.
+  std::set<std::string> fixed_names;
   std::set<std::string> unread;     // notes, by name, that could not be read now; they must stay
   std::set<std::string> attempts;   // saves without a communicator that left more than an outcome
   std::set<std::string> abandoned;  // those of `attempts` with the outcome "abandoned"
@@ -110,12 +120,13 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced, const Notes& notes,
                                    const std::set<std::string>& ended);
 
-// Of all files `names`: those with fixed names that saves which began here have put and that their
-// manifests describe, while their switch is still a temporary file.
-// With their tags, "" where there are none.
+// Of all files `names`: those with fixed names that saves which began here have put, and that their
+// manifests describe while their switch is still a temporary file, with their tags; and those of
+// Notes::fixed_names, with "", as where there are no tags.
 using Remains = std::map<std::string, std::string>;
 Remains remains_of_index(Storage& storage, std::span<const std::string> names, const Notes& notes);
-// Removes those that still have their tags, so that no file of a later save goes.
+// For who holds the claim. Removes those that still have their tags, so that no file of a later
+// save goes.
 void remove_remains(Storage& storage, const Remains& remains);
 
 // A save whose files may be those of a checkpoint that has lost its metadata file.

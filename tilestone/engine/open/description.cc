@@ -47,8 +47,7 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
   std::optional<std::string> only;
   if (!metadata.save_id.empty()) return only;
   for (const std::string& name : names) {
-    const auto own = parse_in_tilestone_directory(name);
-    if (!own || own->kind != kManifestKind) continue;
+    if (kind_of(name) != kManifestKind) continue;
     if (only) return std::nullopt;
     only = name;
   }
@@ -61,8 +60,7 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
 void expect_unchanged(Storage& storage, const DirectoryFiles& files,
                       std::span<const std::string> names, const Error& error) {
   for (const std::string& name : names) {
-    const auto own = parse_in_tilestone_directory(name);
-    if (!own || own->kind != kManifestKind) continue;
+    if (kind_of(name) != kManifestKind) continue;
     std::vector<IndexSum> sums;
     try {
       sums = Manifest::decode(read_file(storage, name, kAnySize), name).index;

@@ -124,8 +124,8 @@ CheckpointNames look_for_checkpoint(Storage& storage, std::vector<std::string> a
 }
 
 bool is_of_attempt(const std::string& name) {
-  const auto own = parse_in_tilestone_directory(name);
-  return own && (own->kind == kAttemptKind || own->kind == kOutcomeKind);
+  const std::string_view kind = kind_of(name);
+  return kind == kAttemptKind || kind == kOutcomeKind;
 }
 
 // All names. Where an attempt has left a trace, in the order of list_of_checkpoint(): its switch

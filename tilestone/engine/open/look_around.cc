@@ -6,6 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/natural_order.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 
@@ -69,11 +70,9 @@ std::vector<std::string> checkpoints_below(Storage& storage) {
   if (directories.size() > kMostLookedInto) directories.resize(kMostLookedInto);
   for (const std::string& directory : directories) {
     if (directory.starts_with('.')) continue;  // a save that is under way beside its location
-    try {
+    or_log(LogLevel::kDebug, "looking into " + directory, [&] {
       if (is_checkpoint(storage, directory)) found.push_back(directory);
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, "looking into " + directory + ": " + error.what());
-    }
+    });
   }
   std::sort(found.begin(), found.end(),
             [](const std::string& a, const std::string& b) { return natural_less(a, b); });
@@ -81,12 +80,10 @@ std::vector<std::string> checkpoints_below(Storage& storage) {
 }
 
 std::string look_around(Storage& storage, std::span<const std::string> names) {
-  try {
-    return hint_for(storage, names);
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("looking for checkpoints nearby: ") + error.what());
-    return "";
-  }
+  std::string hint;
+  or_log(LogLevel::kDebug, "looking for checkpoints nearby",
+         [&] { hint = hint_for(storage, names); });
+  return hint;
 }
 
 }  // namespace tilestone::engine

@@ -93,8 +93,7 @@ void expect_same_checkpoint(Storage& storage, const Opened& opened) {
     same = storage.stat(manifest_name(opened.manifest->save_id)).has_value();
   } else {
     for (const std::string& name : storage.list(std::string(kTilestoneDirectory) + "/")) {
-      const auto own = parse_in_tilestone_directory(name);
-      same = same && !(own && own->kind == kManifestKind);
+      same = same && kind_of(name) != kManifestKind;
     }
   }
   if (same) return;

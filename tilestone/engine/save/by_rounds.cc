@@ -32,7 +32,8 @@ Transaction transaction_of(const RankPlanning& own, const CoordinatorPlanning& p
           share.dialect,
           planning.save_id,
           share.options.overwrite || (share.options.step && share.options.step->replaces),
-          share.options.separation_hint};
+          share.options.separation_hint,
+          share.one_writer};
 }
 
 // On the coordinator: what is to be done about the session's earlier save.

@@ -73,6 +73,7 @@ RankPlanning describe(const MadeRequest& request, int rank, int world_size, Sess
   RankPlanning own;
   own.share.rank = rank;
   own.share.world_size = world_size;
+  own.share.one_writer = asked.one_writer;
   set_options(own.share, *asked.options);
   check_options(own.share.options);
   plan_locally(own, asked, session);

@@ -1,6 +1,7 @@
 #include "tilestone/engine/save/planned_internal.h"
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,21 @@ namespace {
 
 // Below this, starting threads does not pay off.
 constexpr uint64_t kMinBytesForThreads = 16u << 20;
+
+// The files to which the format gives names.
+std::set<std::string> named_files(const SaveShare& share) {
+  std::set<std::string> names;
+  const auto add = [&](std::optional<std::string> name) {
+    if (name) names.insert(*std::move(name));
+  };
+  for (const TensorItem& item : share.items.tensors) {
+    for (const Piece& piece : item.pieces) {
+      if (piece.box.numel() > 0) add(share.format->separate_file(item, piece));
+    }
+  }
+  for (const ObjectItem& item : share.items.objects) add(share.format->separate_file(item));
+  return names;
+}
 
 }  // namespace
 
@@ -73,6 +89,10 @@ Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline dead
   WriteTask task{&share.items, &share.local,     share.assignment, share.list_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
   task.kept = kept;
+  if (share.one_writer && share.format->has_fixed_names()) {
+    planned.transaction->note_files(named_files(share), deadline);
+    task.may_discard = [&] { return planned.transaction->may_discard(); };
+  }
   Receipt receipt = write_items(*planned.storage, *share.format, task, share.options, deadline);
   planned.result.items_written = receipt.chunks.size() + receipt.objects.size();
   for (const ReceiptFile& file : receipt.files) {
@@ -168,7 +188,8 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
 
 void discard(PlannedShare& planned, bool none_writes) noexcept {
   if (planned.transaction && planned.transaction->was_tried()) return;
-  if (!planned.written.empty()) remove_files(*planned.storage, planned.written);
+  const bool may_discard = !planned.transaction || planned.transaction->may_discard();
+  if (!planned.written.empty() && may_discard) remove_files(*planned.storage, planned.written);
   if (planned.transaction)
     planned.transaction->abandon(none_writes || planned.share.world_size == 1);
 }

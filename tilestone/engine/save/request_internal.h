@@ -27,6 +27,8 @@ struct RequestView {
   const SaveOptions* options = nullptr;
   const StateDict* compared = nullptr;  // SaveRequest::compared_common; null: not given
   double preparing = 0;                 // SaveRequest::preparing
+  // The only rank writes all files: of a conversion. Then zarr can be written to an object store.
+  bool one_writer = false;
 };
 
 inline RequestView view_of(const SaveRequest& request) {

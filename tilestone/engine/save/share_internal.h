@@ -33,6 +33,7 @@ struct SaveShare {
   bool list_held = false;              // see WriteTask::list_held
   int rank = 0;
   int world_size = 1;
+  bool one_writer = false;  // RequestView::one_writer
   std::string save_id;
 
   uint64_t bytes() const;  // elements of the assigned tensors, including copies

@@ -21,12 +21,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <utility>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/base/url_text.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 
@@ -36,14 +36,6 @@ namespace {
 constexpr size_t kMaxHintBytes = 255;  // of a name in a directory
 constexpr uint64_t kMaxContentBytes = 1u << 20;
 constexpr std::string_view kMore = ",+";
-
-template <typename Number>
-std::optional<Number> hinted_number(std::string_view text) {
-  Number number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 std::string text_of(const std::optional<uint64_t>& number) {
   return number ? std::to_string(*number) : "";
@@ -88,27 +80,26 @@ std::vector<std::string_view> split(std::string_view text) {
 std::optional<StepInfo> parse(std::string_view text) {
   const auto fields = split(text);
   if (fields.size() < 12) return std::nullopt;
-  const auto ordinal = hinted_number<uint64_t>(fields[1]);
-  const auto bytes = hinted_number<uint64_t>(fields[7]);
+  const auto ordinal = number_in<uint64_t>(fields[1]);
+  const auto bytes = number_in<uint64_t>(fields[7]);
   if (!ordinal || *ordinal == 0 || !bytes || !is_save_id(fields[6])) return std::nullopt;
   StepInfo step;
   step.state = StepState::kDurable;
   step.name = url_decode(fields[0]);
   step.lineage = {.run = url_decode(fields[2]), .ordinal = *ordinal};
-  if (const auto parent = hinted_number<uint64_t>(fields[3])) {
+  if (const auto parent = number_in<uint64_t>(fields[3])) {
     step.lineage.parent = StepId{*parent, url_decode(fields[4])};
   }
-  step.lineage.after = hinted_number<uint64_t>(fields[5]);
+  step.lineage.after = number_in<uint64_t>(fields[5]);
   step.save_id = fields[6];
   step.bytes = *bytes;
-  step.time = hinted_number<double>(fields[8]);
+  step.time = number_in<double>(fields[8]);
   step.format = url_decode(fields[9]);
   step.dialect = url_decode(fields[10]);
   step.writer = url_decode(fields[11]);
   for (size_t i = 12; i < fields.size(); ++i) {
     const size_t equals = std::min(fields[i].find('='), fields[i].size());
-    const auto value =
-        hinted_number<double>(fields[i].substr(std::min(equals + 1, fields[i].size())));
+    const auto value = number_in<double>(fields[i].substr(std::min(equals + 1, fields[i].size())));
     if (value) step.metrics.emplace(url_decode(fields[i].substr(0, equals)), *value);
   }
   return step;
@@ -164,11 +155,7 @@ std::string hint_name(const Storage& run, const StepInfo& step) {
 }
 
 void put_hint(Storage& run, const StepInfo& step, const std::string& name) {
-  const std::string text = head_of(step) + text_of(step.metrics);
-  const auto file = run.create(name, text.size());
-  file->append(as_bytes(text));
-  file->sync(Deadline::never());
-  file->close();
+  run.make_file(name, as_bytes(head_of(step) + text_of(step.metrics)), Deadline::never());
 }
 
 }  // namespace tilestone::engine

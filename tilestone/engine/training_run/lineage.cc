@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/manifest.h"
@@ -17,13 +17,6 @@ constexpr const char* kRun = "line.run";
 constexpr const char* kOrdinal = "line.ordinal";
 constexpr const char* kParent = "line.parent";  // the step, a space, and the save id
 constexpr const char* kAfter = "line.after";
-
-std::optional<uint64_t> number_in(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 std::string_view attribute_in(const std::map<std::string, std::string>& attributes,
                               const char* name) {
@@ -45,14 +38,14 @@ std::map<std::string, std::string> to_attributes(const Lineage& lineage) {
 
 Lineage lineage_of(const std::map<std::string, std::string>& attributes) {
   Lineage lineage;
-  const auto ordinal = number_in(attribute_in(attributes, kOrdinal));
+  const auto ordinal = number_in<uint64_t>(attribute_in(attributes, kOrdinal));
   if (!ordinal || *ordinal == 0 || attribute_in(attributes, kRun).empty()) return lineage;
   lineage.run = attribute_in(attributes, kRun);
   lineage.ordinal = *ordinal;
-  lineage.after = number_in(attribute_in(attributes, kAfter));
+  lineage.after = number_in<uint64_t>(attribute_in(attributes, kAfter));
   const std::string_view parent = attribute_in(attributes, kParent);
   const size_t space = std::min(parent.find(' '), parent.size());
-  if (const auto step = number_in(parent.substr(0, space))) {
+  if (const auto step = number_in<uint64_t>(parent.substr(0, space))) {
     lineage.parent = StepId{*step, std::string(parent.substr(std::min(space + 1, parent.size())))};
   }
   return lineage;
@@ -80,8 +73,7 @@ ManifestHead read_manifest_head(Storage& storage, const std::string& name) {
 
 void read_lineage(Storage& storage, StepInfo& info) {
   for (const std::string& name : storage.list_files(std::string(kTilestoneDirectory) + "/")) {
-    const auto own = parse_in_tilestone_directory(name);
-    if (!own || own->kind != kManifestKind) continue;
+    if (kind_of(name) != kManifestKind) continue;
     try {
       const ManifestHead head = read_manifest_head(storage, name);
       const Lineage lineage = lineage_of(head.attributes);

@@ -10,6 +10,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/base/uuid.h"
@@ -219,12 +220,10 @@ struct ManagedRun::State {
   }
 
   bool is_durable(const StepInfo& step) const {
-    try {
-      return directory.look(step).state == StepState::kDurable;
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, fmt::format("looking at {}: {}", step.name, error.what()));
-      return false;
-    }
+    bool is_durable = false;
+    or_log(LogLevel::kDebug, "looking at " + step.name,
+           [&] { is_durable = directory.look(step).state == StepState::kDurable; });
+    return is_durable;
   }
 
   // Says once which step of another line stands above the line's newest one.
@@ -289,17 +288,15 @@ struct ManagedRun::State {
         if (each.step < step) candidates.insert(candidates.begin(), &each);
       }
     }
-    try {
-      for (const StepInfo* each : candidates) {
-        if (directory.look(*each).state != StepState::kDurable) continue;
-        before = std::make_shared<Inventory>(inventory_of(directory.at(each->name)));
-        before_step = each->step;
-        return;
-      }
-    } catch (const Error& error) {
-      log(LogLevel::kWarning,
-          fmt::format("step {} is not compared with the one before: {}", step, error.what()));
-    }
+    or_log(LogLevel::kWarning, fmt::format("step {} is not compared with the one before", step),
+           [&] {
+             for (const StepInfo* each : candidates) {
+               if (directory.look(*each).state != StepState::kDurable) continue;
+               before = std::make_shared<Inventory>(inventory_of(directory.at(each->name)));
+               before_step = each->step;
+               return;
+             }
+           });
   }
 
   // ---- Saving

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <utility>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
@@ -27,13 +27,6 @@ RunDirectory directory_of(const Location& run) { return RunDirectory(run, kItera
 
 std::string path_in(const Location& run, const std::string& name) {
   return run.describe() + "/" + name;
-}
-
-std::optional<uint64_t> number_of(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
 }
 
 std::string_view stripped(std::string_view text) {
@@ -60,7 +53,8 @@ std::vector<MegatronStep> iterations_in(const Location& run) {
 // Folders such as "iter_100", which a person has made.
 void warn_of_misnamed(const Location& run) {
   for (const std::string& name : run.storage().list_directories("iter")) {
-    const auto number = number_of(std::string_view(name).substr(name.starts_with("iter_") ? 5 : 4));
+    const auto number =
+        number_in<uint64_t>(std::string_view(name).substr(name.starts_with("iter_") ? 5 : 4));
     const std::string right = MegatronStep{.iteration = number.value_or(0)}.name();
     if (!number || name == right) continue;
     log(LogLevel::kWarning,
@@ -184,7 +178,7 @@ MegatronStep read_megatron_tracker(const Location& run, const std::string& name)
   }
   const std::string_view text = stripped(as_text(bytes));
   if (text == kRelease) return {.release = true};
-  const auto iteration = number_of(text);
+  const auto iteration = number_in<uint64_t>(text);
   if (iteration) return {.iteration = *iteration};
   throw Error(ErrorCode::kCorrupt,
               fmt::format("the tracker file {} holds no iteration: '{}'", path, text));

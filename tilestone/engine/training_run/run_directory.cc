@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <functional>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/staging_internal.h"
@@ -80,6 +81,13 @@ bool has_folder(const RunDirectory& run, const std::string& name) {
                      [&](const StepInfo& each) { return each.name == name; });
 }
 
+// Of several folders of a step, which list() sorts, the one that counts.
+std::optional<StepInfo> last_of(const std::vector<StepInfo>& listed, uint64_t step) {
+  const auto found = std::find_if(listed.rbegin(), listed.rend(),
+                                  [&](const StepInfo& each) { return each.step == step; });
+  return found == listed.rend() ? std::nullopt : std::optional(*found);
+}
+
 using Names = std::vector<std::string>;
 
 bool is_among(const Names& names, const std::string& name) {
@@ -139,11 +147,8 @@ std::map<std::string, double> metrics_of(const std::map<std::string, std::string
   std::map<std::string, double> metrics;
   for (const auto& [name, text] : attributes) {
     if (!name.starts_with(kMetricPrefix)) continue;
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc() && end == text.data() + text.size()) {
-      metrics.emplace(name.substr(kMetricPrefix.size()), value);
-    }
+    const auto value = number_in<double>(text);
+    if (value) metrics.emplace(name.substr(kMetricPrefix.size()), *value);
   }
   return metrics;
 }
@@ -160,11 +165,9 @@ Inventory inventory_of(const Location& location) {
   }
   Inventory inventory = inventory_of(opened.metadata, files);
   if (opened.dialect->common_object().empty()) return inventory;
-  try {
+  or_log(LogLevel::kWarning, "the common state is not compared", [&] {
     if (const auto common = Checkpoint::open(location).common()) add_common(inventory, *common);
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("the common state is not compared: ") + error.what());
-  }
+  });
   return inventory;
 }
 
@@ -228,18 +231,12 @@ StepInfo RunDirectory::look(const StepInfo& listed) const {
 }
 
 std::string RunDirectory::name_of(uint64_t step) const {
-  std::string name = names_.name_of(step);
-  for (const StepInfo& listed : list()) {
-    if (listed.step == step) name = listed.name;
-  }
-  return name;
+  const auto found = last_of(list(), step);
+  return found ? found->name : names_.name_of(step);
 }
 
 std::optional<StepInfo> RunDirectory::find(uint64_t step) const {
-  std::optional<StepInfo> found;
-  for (const StepInfo& listed : list()) {
-    if (listed.step == step) found = listed;
-  }
+  const auto found = last_of(list(), step);
   return found ? std::optional(look(*found)) : std::nullopt;
 }
 

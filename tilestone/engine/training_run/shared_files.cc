@@ -20,10 +20,8 @@ bool has_manifest(const Location& location) {
   try {
     const std::vector<std::string> names =
         location.storage().list_files(std::string(kTilestoneDirectory) + "/");
-    return std::ranges::any_of(names, [](const std::string& name) {
-      const auto own = parse_in_tilestone_directory(name);
-      return own && own->kind == kManifestKind;
-    });
+    return std::ranges::any_of(
+        names, [](const std::string& name) { return kind_of(name) == kManifestKind; });
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("looking for a step to reuse: ") + error.what());
     return false;

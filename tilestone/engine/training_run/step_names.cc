@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 
 namespace tilestone {
@@ -27,10 +27,8 @@ std::optional<size_t> digits_in(std::string_view format) {
   if (format.empty()) return 0;
   if (!format.starts_with(":0") || format.size() < 3) return std::nullopt;
   format.remove_prefix(2);
-  size_t digits = 0;
-  const auto [end, error] = std::from_chars(format.data(), format.data() + format.size(), digits);
-  if (error != std::errc() || end != format.data() + format.size()) return std::nullopt;
-  return digits >= 1 && digits <= kMostDigits ? std::optional(digits) : std::nullopt;
+  const auto digits = number_in<size_t>(format);
+  return digits && *digits >= 1 && *digits <= kMostDigits ? digits : std::nullopt;
 }
 
 }  // namespace
@@ -69,10 +67,8 @@ std::optional<uint64_t> StepNames::Parts::step_of(std::string_view name) const {
   if (!name.starts_with(before) || !name.ends_with(after)) return std::nullopt;
   const std::string_view number =
       name.substr(before.size(), name.size() - before.size() - after.size());
-  uint64_t step = 0;
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), step);
-  if (error != std::errc() || end != number.data() + number.size()) return std::nullopt;
-  return name_of(step) == name ? std::optional(step) : std::nullopt;
+  const auto step = number_in<uint64_t>(number);
+  return step && name_of(*step) == name ? step : std::nullopt;
 }
 
 std::string StepNames::name_of(uint64_t step) const { return known_.front().name_of(step); }

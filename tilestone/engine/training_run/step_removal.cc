@@ -9,9 +9,6 @@
 //     since keeps its own.
 //
 // Two processes that remove the same step: one has the claim, or its mark stands first.
-//
-// Older builds renamed the folder to ".NAME.tilestone-ID" first. What they have left is found
-// and removed like the directory of any dead save.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,6 +19,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -149,10 +147,8 @@ bool all_began_here(Storage& folder) {
 // Whether a save that began there has ended before it removed what it had replaced.
 bool has_note(Storage& folder) {
   const std::vector<std::string> names = folder.list();
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
-    const auto own = engine::parse_tilestone_name(name);
-    return own && own->kind == engine::kNoteKind;
-  });
+  return std::ranges::any_of(
+      names, [](const std::string& name) { return engine::kind_of(name) == engine::kNoteKind; });
 }
 
 // Whether the checkpoint in the folder is of this save. What its index names counts: a save that
@@ -165,8 +161,7 @@ bool is_still(Storage& folder, std::span<const std::string> names, const std::st
     manifests = folder.list_files(std::string(engine::kTilestoneDirectory) + "/");
   }
   std::erase_if(manifests, [](const std::string& name) {
-    const auto own = engine::parse_in_tilestone_directory(name);
-    return !own || own->kind != engine::kManifestKind;
+    return engine::kind_of(name) != engine::kManifestKind;
   });
   if (may_have_manifest(save_id) && manifests == std::vector{manifest_name(save_id)}) return true;
   try {
@@ -187,15 +182,6 @@ bool is_still(Storage& folder, std::span<const std::string> names, const std::st
 double seconds_now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
-}
-
-// Runs `work`, and logs its failure.
-void or_log(const std::string& what, const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, what + ": " + error.what());
-  }
 }
 
 }  // namespace
@@ -237,7 +223,8 @@ void RunDirectory::remove_unfinished(const std::string& name) const {
 }
 
 void RunDirectory::remove_replaced(const std::string& name) const {
-  or_log("files that the checkpoint " + name + " does not need stay in " + location_.describe(),
+  or_log(kWarns,
+         "files that the checkpoint " + name + " does not need stay in " + location_.describe(),
          [&] {
            const Location step = at(name);
            if (has_note(step.storage())) tilestone::remove_leftovers(step);
@@ -249,13 +236,14 @@ void RunDirectory::end_removals() const { end_removals(contents()); }
 void RunDirectory::end_removals(const Contents& here) const {
   for (const StepInfo& listed : here.steps) {
     if (listed.state == StepState::kDurable || listed.is_link) continue;
-    or_log("a removed folder of " + listed.name + " in " + location_.describe() + " stays", [&] {
-      const auto never = [](Storage&) { return false; };  // not what was saved there since
-      if (is_removed(listed.name)) remove(listed.name, never);
-    });
+    or_log(kWarns, "a removed folder of " + listed.name + " in " + location_.describe() + " stays",
+           [&] {
+             const auto never = [](Storage&) { return false; };  // not what was saved there since
+             if (is_removed(listed.name)) remove(listed.name, never);
+           });
   }
   for (const std::string& name : here.hidden) {
-    or_log("a removed folder of " + name + " in " + location_.describe() + " stays", [&] {
+    or_log(kWarns, "a removed folder of " + name + " in " + location_.describe() + " stays", [&] {
       const auto folder = location_.storage().child(name);
       const engine::Siblings siblings(*folder);
       for (const engine::Sibling& sibling : siblings.find()) siblings.remove_dead(sibling);
@@ -270,7 +258,7 @@ void RunDirectory::remove_remains(const Contents& here, uint64_t below) const {
   const std::string where = " in " + location_.describe() + " stays";
   for (const StepInfo& listed : here.steps) {
     if (listed.step >= below || listed.is_link || listed.state == StepState::kDurable) continue;
-    or_log("the unfinished " + listed.name + where, [&] {
+    or_log(kWarns, "the unfinished " + listed.name + where, [&] {
       if (!engine::may_be_checkpoint(at(listed.name).storage())) remove_unfinished(listed.name);
     });
   }
@@ -329,12 +317,10 @@ std::vector<const StepInfo*> RunDirectory::superseded(std::vector<StepInfo>& dur
 }
 
 void RunDirectory::note(uint64_t saved) const {
-  try {
+  or_log(LogLevel::kDebug, fmt::format("step {} gets no hint", saved), [&] {
     Contents here = contents();
-    noted(saved, here);
-  } catch (const Error& error) {  // as after a save that has failed
-    log(LogLevel::kDebug, fmt::format("step {} gets no hint: {}", saved, error.what()));
-  }
+    noted(saved, here);  // fails after a save that has failed
+  });
 }
 
 // What the step that was saved is, which must be durable. Leaves its hint, and removes idle ones.
@@ -350,7 +336,7 @@ StepInfo RunDirectory::noted(uint64_t saved, Contents& here) const {
                 fmt::format("step {} is not durable ({})", saved,
                             listed != nullptr ? info.problem : std::string("it has no folder")));
   }
-  or_log("hints of steps in " + location_.describe() + " are missing", [&] {
+  or_log(kWarns, "hints of steps in " + location_.describe() + " are missing", [&] {
     Storage& run = location_.storage();
     const std::string hint = info.is_link ? "" : engine::hint_name(run, info);
     if (!listed->hint.empty() && listed->hint != hint) here.idle.push_back(listed->hint);
@@ -375,7 +361,7 @@ Removed RunDirectory::remove(const StepInfo& seen) const {
 std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
                                           std::map<std::string, StepInfo>& known) const {
   std::vector<uint64_t> removed;
-  or_log("older steps in " + location_.describe() + " stay", [&] {
+  or_log(kWarns, "older steps in " + location_.describe() + " stay", [&] {
     check_keep(keep);
     Contents here = contents();
     const StepInfo newest = noted(saved, here);
@@ -405,7 +391,7 @@ std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
   const uint64_t newest = latest().value_or(0);
   std::vector<Leftover> found;
   for (const std::string& name : names) {
-    or_log("the leftovers of " + name + " are not known", [&] {
+    or_log(kWarns, "the leftovers of " + name + " are not known", [&] {
       const Location step = at(name);
       if (step.storage().list().empty() && !here.hidden.contains(name)) return;
       const bool removed = is_removed(name);

@@ -46,8 +46,7 @@ std::vector<Receipt> read_receipts(Storage& storage, const std::string& name, in
 
 std::vector<Receipt> read_any_manifest(Storage& storage, int rank, const Deadline& deadline) {
   for (const std::string& name : storage.list_files(std::string(kTilestoneDirectory) + "/")) {
-    const auto own = parse_in_tilestone_directory(name);
-    if (own && own->kind == kManifestKind) return read_receipts(storage, name, rank, deadline);
+    if (kind_of(name) == kManifestKind) return read_receipts(storage, name, rank, deadline);
   }
   throw Error(ErrorCode::kNotFound, "there is no manifest at " + storage.describe());
 }

@@ -513,7 +513,12 @@ class RankWriter {
   }
 
   // Removes only files that this rank made. A name that existed before belongs to another program.
-  void discard() { remove_files(storage_, made_); }
+  // In an object store that shows only when the file is whole.
+  void discard() {
+    const Error why = current_error();
+    if (why.code() == ErrorCode::kAlreadyExists) std::erase(made_, why.file());
+    if (!task_.may_discard || task_.may_discard()) remove_files(storage_, made_);
+  }
 
   Storage& storage_;
   const Format& format_;

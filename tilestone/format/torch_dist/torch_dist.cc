@@ -1,6 +1,5 @@
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-#include <charconv>
 #include <map>
 #include <optional>
 #include <span>
@@ -9,6 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/archive_writer_internal.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
@@ -37,10 +37,8 @@ std::optional<uint32_t> rank_of(std::string_view name) {
   if (name.size() <= kPrefix.size() + kSuffix.size()) return std::nullopt;
   const std::string_view digits =
       name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
-  uint32_t rank = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return std::to_string(rank) == digits ? std::optional(rank) : std::nullopt;
+  const auto rank = number_in<uint32_t>(digits);
+  return rank && std::to_string(*rank) == digits ? rank : std::nullopt;
 }
 
 std::string rank_local_name(uint32_t rank) { return "__" + std::to_string(rank) + ".metadata"; }

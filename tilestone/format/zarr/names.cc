@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/number_text.h"
 #include "tilestone/format/zarr/names_internal.h"
 
 namespace tilestone::zarr {
@@ -58,10 +58,7 @@ void check_key(const std::string& key, size_t suffix) {
 // Parses an integer without sign and leading zeros.
 std::optional<int64_t> parse_number(std::string_view text) {
   if (text.empty() || (text.size() > 1 && text[0] == '0') || text[0] == '-') return std::nullopt;
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
+  return number_in<int64_t>(text);
 }
 
 std::optional<Dims> parse_numbers(std::string_view text, char separator) {

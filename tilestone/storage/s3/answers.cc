@@ -152,12 +152,10 @@ UploadPage parse_uploads(std::string_view xml) {
   const bool encoded = is_encoded(list);
   UploadPage page;
   for_each(list, "Upload", [&](const pugi::xml_node& each) {
-    page.uploads.push_back(
-        {name_text(each, "Key", encoded), text(each, "UploadId"), text(each, "Initiated")});
+    page.uploads.push_back({name_text(each, "Key", encoded), text(each, "UploadId")});
   });
   if (text(list, "IsTruncated") == "true") {
-    page.next =
-        Upload{name_text(list, "NextKeyMarker", encoded), text(list, "NextUploadIdMarker"), ""};
+    page.next = Upload{name_text(list, "NextKeyMarker", encoded), text(list, "NextUploadIdMarker")};
     if (page.next->key.empty()) throw_no_next();
   }
   return page;
@@ -171,20 +169,12 @@ std::string parse_upload_id(std::string_view xml) {
   return id;
 }
 
-std::optional<std::string> parse_completed(std::string_view xml) {
+std::optional<std::string> parse_made(std::string_view xml, std::string_view name) {
   if (!parse_refusal(xml).code.empty()) return std::nullopt;
   pugi::xml_document document;
-  std::string etag =
-      quoted_etag(text(root(document, xml, "CompleteMultipartUploadResult"), "ETag"));
-  if (etag.empty())
-    throw Error(ErrorCode::kCorrupt, "the store has completed an upload without an ETag");
+  std::string etag = quoted_etag(text(root(document, xml, name), "ETag"));
+  if (etag.empty()) throw Error(ErrorCode::kCorrupt, fmt::format("a {} without an ETag", name));
   return etag;
-}
-
-std::optional<std::string> parse_copied(std::string_view xml) {
-  if (!parse_refusal(xml).code.empty()) return std::nullopt;
-  pugi::xml_document document;
-  return quoted_etag(text(root(document, xml, "CopyObjectResult"), "ETag"));
 }
 
 std::vector<NotDeleted> parse_deleted(std::string_view xml) {

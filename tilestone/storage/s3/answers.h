@@ -44,7 +44,6 @@ ListPage parse_list(std::string_view xml);
 struct Upload {
   std::string key;
   std::string id;
-  std::string begun;  // "2026-11-28T23:15:47.000Z"
 
   bool operator==(const Upload&) const = default;
 };
@@ -55,10 +54,8 @@ struct UploadPage {
 UploadPage parse_uploads(std::string_view xml);
 
 std::string parse_upload_id(std::string_view xml);
-// The ETag of a CompleteMultipartUpload. The document may be a Refusal instead: nullopt.
-std::optional<std::string> parse_completed(std::string_view xml);
-// The same of a CopyObject.
-std::optional<std::string> parse_copied(std::string_view xml);
+// The ETag in a document of this name, of an object that was made. It may be a Refusal: nullopt.
+std::optional<std::string> parse_made(std::string_view xml, std::string_view name);
 
 struct NotDeleted {
   std::string key;

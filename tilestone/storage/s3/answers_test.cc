@@ -69,9 +69,9 @@ TEST(Answers, Uploads) {
   UploadPage page = parse_uploads(
       "<ListMultipartUploadsResult><NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u"
       "</NextUploadIdMarker><IsTruncated>true</IsTruncated><Upload><Key>k</Key><UploadId>u"
-      "</UploadId><Initiated>2026</Initiated></Upload></ListMultipartUploadsResult>");
-  EXPECT_THAT(page.uploads, ElementsAre(Upload{"k", "u", "2026"}));
-  EXPECT_EQ(page.next, (Upload{"k", "u", ""}));
+      "</UploadId></Upload></ListMultipartUploadsResult>");
+  EXPECT_THAT(page.uploads, ElementsAre(Upload{"k", "u"}));
+  EXPECT_EQ(page.next, (Upload{"k", "u"}));
 }
 
 TEST(Answers, ListsThatDoNotSayWhatFollowsAreErrors) {
@@ -91,10 +91,13 @@ TEST(Answers, MessagesAreCut) {
 }
 
 TEST(Answers, CompletionMayBeARefusal) {
-  EXPECT_EQ(parse_completed("<CompleteMultipartUploadResult><ETag>\"e\"</ETag>"
-                            "</CompleteMultipartUploadResult>"),
-            "\"e\"");
-  EXPECT_EQ(parse_completed("<Error><Code>InternalError</Code></Error>"), std::nullopt);
+  EXPECT_EQ(
+      parse_made("<CopyObjectResult><ETag>\"e\"</ETag></CopyObjectResult>", "CopyObjectResult"),
+      "\"e\"");
+  EXPECT_EQ(parse_made("<Error><Code>InternalError</Code></Error>", "CopyObjectResult"),
+            std::nullopt);
+  EXPECT_EQ(error_of([] { parse_made("<CopyObjectResult/>", "CopyObjectResult"); }).code(),
+            ErrorCode::kCorrupt);
 }
 
 TEST(Answers, DocumentsThatAreSent) {

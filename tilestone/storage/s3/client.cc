@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/sha256.h"
 #include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/attempts_internal.h"
 #include "tilestone/storage/s3/encode.h"
@@ -275,9 +276,8 @@ Pending<MaybeEtag> Client::copy(const std::string& from_bucket, const std::strin
   request.answers_xml = true;
   request.headers = config_.new_object;
   request.headers["x-amz-copy-source"] = "/" + from_bucket + "/" + url_encode(from, "/");
-  const auto finish = [](const Answer& answer) -> MaybeEtag {
-    if (!succeeded(answer)) return std::nullopt;
-    return parse_copied(answer.http.body);
+  const auto finish = [](const Answer& answer) {
+    return succeeded(answer) ? parse_made(answer.http.body, "CopyObjectResult") : std::nullopt;
   };
   return {start(std::move(request), deadline), finish};
 }
@@ -292,7 +292,6 @@ Pending<ListPage> Client::list(const ListRequest& list, const Deadline& deadline
     if (!value.empty()) request.query.emplace_back(name, value);
   };
   add("delimiter", list.delimiter);
-  add("start-after", list.start_after);
   add("continuation-token", list.next);
   return {start(std::move(request), deadline),
           [](const Answer& answer) { return parse_list(answer.http.body); }};
@@ -376,7 +375,7 @@ Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& i
   request.accepted.push_back(404);
   const auto finish = [this, key, parts = std::move(parts),
                        deadline](const Answer& answer) -> MaybeEtag {
-    if (succeeded(answer)) return parse_completed(answer.http.body);
+    if (succeeded(answer)) return parse_made(answer.http.body, "CompleteMultipartUploadResult");
     if (const auto etag = completed(key, parts, deadline)) return etag;
     const Refusal refusal = parse_refusal(answer.http.body);
     if (answer.http.status == 412 || refusal.code == "NoSuchKey") return std::nullopt;

@@ -99,7 +99,6 @@ struct Beginning {
 struct ListRequest {
   std::string prefix = "";
   std::string delimiter = "";
-  std::string start_after = "";
   std::string next = "";  // of the page before
   int page = 1000;        // keys on a page, at most 1,000
 };

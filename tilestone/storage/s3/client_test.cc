@@ -143,12 +143,10 @@ TEST_P(S3Server, OddKeysAreStoredAndListedAsTheyAre) {
   EXPECT_TRUE(keys().empty());
 }
 
-TEST_P(S3Server, ListsByPrefixDelimiterStartAndPage) {
+TEST_P(S3Server, ListsByPrefixDelimiterAndPage) {
   for (const char* const key : {"run1/a", "run1/b", "run1/c/d", "run10/a"}) put(key, key);
   EXPECT_THAT(keys({.prefix = "run1/"}), ElementsAre("run1/a", "run1/b", "run1/c/d"));
   EXPECT_THAT(keys({.prefix = "run1/", .page = 1}), ElementsAre("run1/a", "run1/b", "run1/c/d"));
-  EXPECT_THAT(keys({.prefix = "run1/", .start_after = "run1/a"}),
-              ElementsAre("run1/b", "run1/c/d"));
   const ListPage page = client_->list({.prefix = "run1/", .delimiter = "/"}, in_time()).wait();
   EXPECT_THAT(page.objects,
               ElementsAre(Field(&Listed::key, "run1/a"), Field(&Listed::key, "run1/b")));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -29,28 +30,23 @@ std::string first_of(std::initializer_list<std::string> texts) {
   return found == texts.end() ? "" : *found;
 }
 
-struct SpareBundle {
-  std::mutex mutex;
-  std::string file;
-};
-
-SpareBundle& spare_bundle() {
-  static SpareBundle& spare = *new SpareBundle;  // never destroyed, as what uses it
-  return spare;
+// The file that was set last. `file`: sets it.
+std::string spare_bundle(const std::optional<std::string>& file = std::nullopt) {
+  static auto& spare = *new std::pair<std::mutex, std::string>;  // never destroyed, as what uses it
+  const std::lock_guard lock(spare.first);
+  return file ? spare.second = *file : spare.second;
 }
 
 std::string system_bundle() {
   for (const char* const path : kSystemBundles) {
     if (::access(path, R_OK) == 0) return path;
   }
-  SpareBundle& spare = spare_bundle();
-  const std::lock_guard lock(spare.mutex);
-  return spare.file;
+  return spare_bundle();
 }
 
-// The endpoint without slashes at its end.
+// Without slashes at its end.
 std::string checked_endpoint(std::string endpoint) {
-  while (endpoint.ends_with('/')) endpoint.pop_back();
+  endpoint = without_slash(std::move(endpoint));
   if (endpoint.empty()) return endpoint;
   const bool is_url = endpoint.starts_with("http://") || endpoint.starts_with("https://");
   if (!is_url || endpoint.find_first_of("@?#", 0) != std::string::npos ||
@@ -91,7 +87,7 @@ void add_headers(Config& config, std::string_view text) {
 
 HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
                         std::string_view url) {
-  const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
+  const auto get = [&](const char* name) { return setting(environment, name); };
   // A program that serves CGI may have HTTP_PROXY from a request's header.
   const std::string of_scheme = url.starts_with("http://")
                                     ? get("http_proxy")
@@ -101,14 +97,10 @@ HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
   return settings;
 }
 
-void set_spare_bundle(const std::string& file) {
-  SpareBundle& spare = spare_bundle();
-  const std::lock_guard lock(spare.mutex);
-  spare.file = file;
-}
+void set_spare_bundle(const std::string& file) { spare_bundle(file); }
 
 Config config_from(Environment environment) {
-  const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
+  const auto get = [&](const char* name) { return setting(environment, name); };
   const Profile profile = read_profile(environment);
   const auto of_profile = [&](const char* name) { return setting(profile.config, name); };
   Config config;

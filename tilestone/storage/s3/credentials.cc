@@ -48,7 +48,7 @@ struct Search {
   const std::string& ca_bundle;
   const std::stop_token& stop;
 
-  std::string get(const char* name) const { return variable(environment, name).value_or(""); }
+  std::string get(const char* name) const { return setting(environment, name); }
 };
 
 double chance(double from, double to) {
@@ -90,14 +90,9 @@ std::optional<Credentials> from_environment(const Search& search) {
                    .source = "the environment"});
 }
 
-std::string without_slash(std::string url) {
-  while (url.ends_with('/')) url.pop_back();
-  return url;
-}
-
 std::string sts_endpoint(const Search& search) {
   for (const char* const name : {"AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL"}) {
-    if (const auto url = variable(search.environment, name)) return without_slash(*url);
+    if (const std::string url = search.get(name); !url.empty()) return without_slash(url);
   }
   const char* const host = search.region.starts_with("cn-") ? "amazonaws.com.cn" : "amazonaws.com";
   return fmt::format("https://sts.{}.{}", search.region, host);

@@ -8,16 +8,6 @@
 
 namespace tilestone::s3 {
 
-std::string hex(ByteView bytes) {
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string out;
-  for (const std::byte byte : bytes) {
-    out += kDigits[std::to_integer<unsigned>(byte) >> 4];
-    out += kDigits[std::to_integer<unsigned>(byte) & 15];
-  }
-  return out;
-}
-
 std::string base64(ByteView bytes) {
   std::string out((bytes.size() + 2) / 3 * 4 + 1, '\0');
   const int size = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
@@ -53,6 +43,11 @@ std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+std::string without_slash(std::string url) {
+  while (url.ends_with('/')) url.pop_back();
+  return url;
 }
 
 }  // namespace tilestone::s3

@@ -11,7 +11,6 @@
 
 namespace tilestone::s3 {
 
-std::string hex(ByteView bytes);  // lower case
 std::string base64(ByteView bytes);
 // As x-amz-checksum-crc32: base64 of the big-endian bytes.
 std::string base64_crc32(uint32_t crc);
@@ -22,5 +21,6 @@ std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string
 
 std::string lower_case(std::string_view text);  // of ASCII
 std::string_view trimmed(std::string_view text);
+std::string without_slash(std::string url);  // without those at its end
 
 }  // namespace tilestone::s3

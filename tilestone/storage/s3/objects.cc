@@ -12,9 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checked.h"
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -47,25 +45,6 @@ class ReadableObject : public ReadableFile {
 
 const ReadableObject& object_of(const ReadOp& op) {
   return static_cast<const ReadableObject&>(*op.file);
-}
-
-void clear_checksums(const ReadOp& op) {
-  if (op.crc32 == nullptr) return;
-  std::fill_n(op.crc32, op.size == 0 ? 1 : block_count(op.size, crc_step(op)), 0);
-}
-
-// Adds what the bytes from `at` on contribute to the checksums of their blocks. A block's is the
-// exclusive or of what its parts contribute, in any order.
-void add_checksums(const ReadOp& op, uint64_t at, ByteView bytes) {
-  if (op.crc32 == nullptr) return;
-  while (!bytes.empty()) {
-    const uint64_t block = at / crc_step(op);
-    const uint64_t end = std::min(op.size, (block + 1) * crc_step(op));
-    const ByteView part = bytes.first(std::min<uint64_t>(bytes.size(), end - at));
-    at += part.size();
-    std::atomic_ref(op.crc32[block]) ^= crc32_combine(crc32(part), 0, end - at);
-    bytes = bytes.subspan(part.size());
-  }
 }
 
 // Where a piece from `begin` on ends. Objects are uploaded in parts, and a store answers fastest if

@@ -37,10 +37,10 @@ std::string section_name(std::string_view text) {
 // Of the file that the variable names, or of one in ~/.aws. That may be another user's, as in
 // containers: it is empty then.
 Sections read_sections(const Environment& environment, const char* name, const char* file) {
-  const std::string home = variable(environment, "HOME").value_or("");
-  if (auto path = variable(environment, name)) {
-    if (path->starts_with("~/")) path->replace(0, 1, home);
-    return parse_sections(read_text(*path).value_or(""));
+  const std::string home = setting(environment, "HOME");
+  if (std::string path = setting(environment, name); !path.empty()) {
+    if (path.starts_with("~/")) path.replace(0, 1, home);
+    return parse_sections(read_text(path).value_or(""));
   }
   if (home.empty()) return {};
   try {
@@ -79,12 +79,6 @@ Environment process_environment() {
   return out;
 }
 
-std::optional<std::string> variable(const Environment& environment, const std::string& name) {
-  const auto found = environment.find(name);
-  if (found == environment.end() || found->second.empty()) return std::nullopt;
-  return found->second;
-}
-
 std::string setting(const Section& section, const std::string& name) {
   const auto found = section.find(name);
   return found == section.end() ? "" : found->second;
@@ -116,15 +110,15 @@ Sections parse_sections(std::string_view text) {
 }
 
 Profile read_profile(const Environment& environment) {
-  const auto chosen = variable(environment, "AWS_PROFILE");
-  Profile profile = {.name = chosen.value_or("default")};
+  const std::string chosen = setting(environment, "AWS_PROFILE");
+  Profile profile = {.name = chosen.empty() ? "default" : chosen};
   const Sections config = read_sections(environment, "AWS_CONFIG_FILE", "config");
   const Sections credentials =
       read_sections(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials");
   const Section* in_config = find(config, "profile " + profile.name);
   if (in_config == nullptr && profile.name == "default") in_config = find(config, "default");
   const Section* const in_credentials = find(credentials, profile.name);
-  if (chosen && in_config == nullptr && in_credentials == nullptr) {
+  if (!chosen.empty() && in_config == nullptr && in_credentials == nullptr) {
     throw Error(ErrorCode::kNotFound,
                 fmt::format("AWS_PROFILE names the profile {}, which neither AWS's config file nor "
                             "its credentials file has",

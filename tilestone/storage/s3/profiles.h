@@ -10,12 +10,11 @@ namespace tilestone::s3 {
 
 using Environment = std::map<std::string, std::string>;  // a snapshot of variables
 Environment process_environment();
-// "" counts as not set.
-std::optional<std::string> variable(const Environment& environment, const std::string& name);
 
 // Settings of one section. A setting under another one is named "s3.addressing_style".
 using Section = std::map<std::string, std::string>;
-std::string setting(const Section& section, const std::string& name);  // "": not set
+// Of a section or the environment. "": not set.
+std::string setting(const Section& section, const std::string& name);
 // By the text between the brackets, with single spaces: "default", "profile a", "services b".
 using Sections = std::map<std::string, Section>;
 // Lines that are neither a section nor a setting are skipped.

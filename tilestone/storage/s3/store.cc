@@ -12,11 +12,11 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/per_process.h"
-#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/s3/bucket_internal.h"
+#include "tilestone/storage/s3/encode.h"
 
 namespace tilestone::s3 {
 namespace {
@@ -102,10 +102,6 @@ class S3Store : public Storage {
     return found;
   }
 
-  bool put(const std::string& name, ByteView bytes, const Condition& condition,
-           const std::string& scratch, Deadline deadline) override {
-    return put_for_tag(name, bytes, condition, scratch, deadline).has_value();
-  }
   std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
                                          const Condition& condition, const std::string& scratch,
                                          Deadline deadline) override {
@@ -157,10 +153,9 @@ class S3Store : public Storage {
   }
 
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
-    const StorageEntry entry = without_children(from);
-    const auto* const other = dynamic_cast<const S3Store*>(entry.storage.get());
+    const auto* const other = dynamic_cast<const S3Store*>(from.storage.get());
     if (other == nullptr) return Storage::link(from, name, deadline);
-    const std::string source = other->key(entry.name);
+    const std::string source = other->key(from.name);
     const auto info = other->bucket_->client.head(source, false, bounded(deadline)).wait();
     if (!info || info->size > kMaxCopied) return false;
     try {
@@ -184,6 +179,11 @@ class S3Store : public Storage {
     return is_leased(*this, name, lease_period());
   }
 
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    auto inner = std::make_shared<S3Store>(bucket_, key(name));
+    inner->until_ = until_;
+    return inner;
+  }
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
     auto same = std::make_shared<S3Store>(*this);
     same->until_ = deadline;
@@ -276,8 +276,8 @@ std::shared_ptr<Bucket> shared_bucket(const std::string& name) {
 Url parse_url(const std::string& url) {
   const std::string rest = url.starts_with(kScheme) ? url.substr(kScheme.size()) : "";
   const size_t slash = std::min(rest.find('/'), rest.size());
-  Url parsed = {rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size()))};
-  while (parsed.prefix.ends_with('/')) parsed.prefix.pop_back();
+  const Url parsed = {rest.substr(0, slash),
+                      without_slash(rest.substr(std::min(slash + 1, rest.size())))};
   if (!parsed.bucket.empty() && is_literal(parsed.prefix)) return parsed;
   throw Error(ErrorCode::kInvalidArgument, "this is not of the form s3://bucket/prefix")
       .with_file(url);

@@ -72,9 +72,16 @@ CURL* Transfer::begin(HttpRequest request, bool ask_first) {
   set_headers(ask_first);
   set_limits();
   set(CURLOPT_ERRORBUFFER, problem_.data());
-  set(CURLOPT_WRITEFUNCTION, on_receive);
+  set(
+      CURLOPT_WRITEFUNCTION, +[](char* data, size_t size, size_t count, void* self) {
+        return static_cast<Transfer*>(self)->receive(as_bytes({data, size * count}));
+      });
   set(CURLOPT_WRITEDATA, this);
-  set(CURLOPT_HEADERFUNCTION, on_header);
+  set(
+      CURLOPT_HEADERFUNCTION, +[](char* data, size_t size, size_t count, void* self) {
+        static_cast<Transfer*>(self)->take_header({data, size * count});
+        return size * count;
+      });
   set(CURLOPT_HEADERDATA, this);
   set(CURLOPT_OPENSOCKETFUNCTION, open_socket);
   return handle_.get();
@@ -88,7 +95,11 @@ void Transfer::set_method() {
   if (request_.method == "POST" && !has_body) set(CURLOPT_FRESH_CONNECT, 1L);
   set(CURLOPT_UPLOAD, 1L);
   set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(total_size(request_.body)));
-  set(CURLOPT_READFUNCTION, on_send);
+  set(
+      CURLOPT_READFUNCTION, +[](char* data, size_t size, size_t count, void* self) {
+        return static_cast<Transfer*>(self)->send(
+            {reinterpret_cast<std::byte*>(data), size * count});
+      });
   set(CURLOPT_READDATA, this);
   set(CURLOPT_SEEKFUNCTION, refuse_to_repeat);
 }
@@ -121,7 +132,10 @@ void Transfer::set_limits() {
   set(CURLOPT_TIMEOUT_MS, static_cast<long>(settings_.whole.count()));
   if (!settings_.ca_bundle.empty()) set(CURLOPT_CAINFO, settings_.ca_bundle.c_str());
   set(CURLOPT_NOPROGRESS, settings_.stop.stop_possible() ? 0L : 1L);
-  set(CURLOPT_XFERINFOFUNCTION, on_progress);
+  set(
+      CURLOPT_XFERINFOFUNCTION, +[](void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+        return static_cast<Transfer*>(self)->settings_.stop.stop_requested() ? 1 : 0;
+      });
   set(CURLOPT_XFERINFODATA, this);
   // Both are always set, so that libcurl does not read the environment on this thread, which the
   // program may change on another one.
@@ -220,23 +234,6 @@ void Transfer::take_header(std::string_view line) {
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos) return;
   answer_.headers[lower_case(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
-}
-
-int Transfer::on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return static_cast<Transfer*>(self)->settings_.stop.stop_requested() ? 1 : 0;
-}
-
-size_t Transfer::on_send(char* data, size_t size, size_t count, void* self) {
-  return static_cast<Transfer*>(self)->send({reinterpret_cast<std::byte*>(data), size * count});
-}
-
-size_t Transfer::on_receive(char* data, size_t size, size_t count, void* self) {
-  return static_cast<Transfer*>(self)->receive(as_bytes({data, size * count}));
-}
-
-size_t Transfer::on_header(char* data, size_t size, size_t count, void* self) {
-  static_cast<Transfer*>(self)->take_header({data, size * count});
-  return size * count;
 }
 
 HttpAnswer fetch(HttpRequest request, const HttpSettings& settings) {

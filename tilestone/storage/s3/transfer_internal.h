@@ -33,10 +33,6 @@ class Transfer {
   size_t send(MutableByteView out);
   size_t receive(ByteView bytes);
   void take_header(std::string_view line);
-  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t);
-  static size_t on_send(char* data, size_t size, size_t count, void* self);
-  static size_t on_receive(char* data, size_t size, size_t count, void* self);
-  static size_t on_header(char* data, size_t size, size_t count, void* self);
 
   const HttpSettings settings_;
   std::unique_ptr<CURL, void (*)(CURL*)> handle_{nullptr, curl_easy_cleanup};

@@ -16,6 +16,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/storage/s3/bucket_internal.h"
 
 namespace tilestone::s3 {
@@ -54,14 +55,12 @@ class NewObject : public WritableFile {
     in_progress_.clear();
     if (!is_begun_) return;
     // Its id is not known if no answer came. Nobody else writes an object with this name.
-    try {
+    or_log(LogLevel::kWarning, "an unfinished upload stays", [&] {
       const Deadline deadline = Deadline::after(std::chrono::seconds(10));
       for (const auto& each : bucket_->client.uploads(key_, {}, deadline).wait().uploads) {
         if (each.key == key_) bucket_->client.abort(key_, each.id, deadline).wait();
       }
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("an unfinished upload stays: ") + error.what());
-    }
+    });
   }
 
   void append(Buffer buffer) override { append(buffer.view()); }

@@ -1,4 +1,4 @@
-#include "tilestone/storage/child_storage_internal.h"
+#include "tilestone/storage/child_storage_testing.h"
 
 #include <algorithm>
 
@@ -68,9 +68,6 @@ class ChildDirectories : public Directories {
   void copy_permissions(const std::string& name, const std::string& like) override {
     of_base().copy_permissions(full(name), full(like));
   }
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    return base_->child(full(name));
-  }
   std::optional<StorageEntry> parent() override {
     const auto [above, last] = split_name(directory_);
     return StorageEntry{above.empty() ? base_ : base_->child(std::string(above)),
@@ -137,12 +134,6 @@ class ChildStorage : public Storage {
     for (std::string& name : found.directories) name.erase(0, directory_.size() + 1);
     return found;
   }
-  bool put(const std::string& name, ByteView bytes, const Condition& condition,
-           const std::string& scratch, Deadline deadline) override {
-    const std::string full = file(name);
-    make_root();
-    return base_->put(full, bytes, condition, file(scratch), deadline);
-  }
   std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
                                          const Condition& condition, const std::string& scratch,
                                          Deadline deadline) override {
@@ -189,6 +180,10 @@ class ChildStorage : public Storage {
 
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
     return child_storage(base_->until(deadline), directory_);
+  }
+
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    return base_->child(file(name));
   }
 
   StorageEntry in_base(const std::string& name) const { return {base_, file(name)}; }

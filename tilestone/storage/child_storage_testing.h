@@ -1,4 +1,5 @@
-// A directory of a storage as a storage of its own: puts the directory in front of each name.
+// A directory of a storage as a storage of its own, for tests: puts the directory in front of each
+// name.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 
 namespace tilestone {
 
-// The default implementation of Storage::child. Error(kUnsafe) for an unsafe name.
+// For Storage::child(). Error(kUnsafe) for an unsafe name.
 std::shared_ptr<Storage> child_storage(std::shared_ptr<Storage> base, const std::string& name);
 
 // The same file in the storage beneath, if the storage is such a directory.
