@@ -65,7 +65,8 @@ BackgroundMeeting::BackgroundMeeting(std::shared_ptr<Storage> storage, const std
       files_(std::make_shared<MessageFiles>(storage_, save_id, std::to_string(rank))),
       comm_(files_, rank, ranks, tree),
       rank_(rank),
-      ranks_(ranks) {}
+      ranks_(ranks),
+      found_(static_cast<size_t>(ranks), false) {}
 
 void BackgroundMeeting::reserve() {
   if (ranks_ == 1) return;
@@ -123,6 +124,7 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
       decide(*files_, kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
     } catch (const Error&) {
       files_->put_if_absent(own, {}, never);
+      files_->put_if_absent(kFailedMessage, {}, never);
       return;
     }
     files_->remove(std::vector{own});
@@ -191,8 +193,14 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
 // ---- The coordinator
 
 void BackgroundMeeting::throw_failure() {
-  const auto failed = read(kFailedMessage);
+  auto failed = read(kFailedMessage);
   if (!failed) return;
+  for (int rank = 0; failed->rank < 0 && rank < ranks_; ++rank) {  // its message is empty
+    const auto left = rank == rank_ ? std::nullopt : read(comm_.name_of(rank));
+    if (!left || !left->error) continue;
+    failed->rank = rank;
+    failed->error->with_rank(rank);
+  }
   failed_by_ = failed->rank;
   throw failed->error.value_or(Error(ErrorCode::kIo, "a rank has failed"));
 }
@@ -217,10 +225,7 @@ std::vector<Bytes> BackgroundMeeting::gather(Bytes own, Deadline deadline) {
   for (const Bytes& message : *messages) {
     const auto rank = static_cast<int>(receipts.size());
     auto left = BackgroundMessage::decode(message, files_->file_of(comm_.name_of(rank)));
-    if (left.error) {
-      failed_by_ = rank;
-      throw left.error->with_rank(rank);
-    }
+    if (left.error) throw left.error->with_rank(rank);
     receipts.push_back(std::move(left.receipt));
   }
   return receipts;
@@ -240,7 +245,10 @@ void BackgroundMeeting::end(const std::optional<Failed>& failed) noexcept {
 
 bool BackgroundMeeting::has_seen_outcome(int rank) {
   if (rank == rank_ || rank == failed_by_) return true;
-  return comm_.has(rank) && !files_->exist(std::vector{comm_.name_of(rank)}).front();
+  const auto i = static_cast<size_t>(rank);
+  const bool is_there = files_->exist(std::vector{comm_.name_of(rank)}).front();
+  if (is_there) found_[i] = true;
+  return !is_there && (found_[i] || comm_.has(rank));
 }
 
 void BackgroundMeeting::tidy() noexcept {

@@ -76,6 +76,7 @@ class BackgroundMeeting {
   bool sees_lock_ = false;             // the coordinator's, in the call
   std::optional<std::string> lapsed_;  // the tag of its lock when it was gone at the last look
   int failed_by_ = -1;                 // coordinator: the rank whose error has ended the save
+  std::vector<bool> found_;            // coordinator: by rank, tidy() has found its receipt
 };
 
 }  // namespace tilestone::engine

@@ -108,13 +108,14 @@ TEST(BackgroundMeeting, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
     return call.op == StorageOp::kAppend ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
   const SaveLocation location(disk->storage());
-  BackgroundMeeting coordinator = location.of(0, 2), full = location.of(1, 2);
+  // The receipt of rank 2 is missing.
+  BackgroundMeeting coordinator = location.of(0, 3), full = location.of(1, 3);
   EXPECT_THROW(full.leave(receipt_of(1), in_time()), Error);
   full.leave_failure(Error(ErrorCode::kIo, "the disk is full"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
-               "could not say why");
-  EXPECT_THAT(location.names(),
-              testing::UnorderedElementsAre(std::string(kLockName), file_of("0-1")));
+               "could not say why (rank 1)");
+  EXPECT_THAT(location.names(), testing::UnorderedElementsAre(std::string(kLockName),
+                                                              file_of("0-1"), file_of("failed")));
 }
 
 TEST(BackgroundMeeting, ADamagedReceiptIsAnErrorThatNamesItsFile) {
