@@ -76,6 +76,12 @@ std::optional<uint64_t> restore(FastTier& self, nb::handle comm, std::optional<u
   });
 }
 
+std::string url_of(FastTier& self, nb::handle comm, uint64_t step, double seconds) {
+  return of_all(comm, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
+    return self.url_of(ranks, step, limit());
+  });
+}
+
 }  // namespace
 
 void bind_fast_tier(nb::module_& m) {
@@ -98,12 +104,8 @@ void bind_fast_tier(nb::module_& m) {
           "is_full", &FastTier::is_full,
           "Whether a save has failed because a host's disk was full, and none went straight since.")
       .def("went_straight", &FastTier::went_straight)
-      .def(
-          "url_of",
-          [](FastTier& self, uint64_t step) {
-            return without_gil([&] { return self.url_of(step); });
-          },
-          "step"_a)
+      .def("url_of", &url_of, "comm"_a.none(), "step"_a, "seconds"_a,
+           nb::sig("def url_of(self, comm: object | None, step: int, seconds: float) -> str"))
       .def("restore", &restore, "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a,
            "load"_a,
            nb::sig("def restore(self, comm: object | None, step: int | None, fallback: bool, "

@@ -208,8 +208,8 @@ def test_with_copies_a_lost_host_loses_no_step(
         assert found == [newest] * 3
 
 
-def restore_and_save_again(rank: int, world: int, folder: str) -> Any:
-    fast = tilestone.Fast(f"{folder}/host{rank}", copies=1)
+def restore_and_save_again(rank: int, world: int, folder: str, copies: int = 1) -> Any:
+    fast = tilestone.Fast(f"{folder}/host{rank}", copies=copies)
     with manager_of(f"{folder}/run", fast, drain_every=100) as manager:
         found = manager.restore(sharded_state(rank, world, 0))[1]
         for step in (1, 2):  # each of them once with the same state, and once with another one
@@ -228,6 +228,16 @@ def test_a_replaced_host_knows_the_step_that_it_has_restored(
     shutil.rmtree(tmp_path / "host0")
     assert world.run(restore_and_save_again, str(tmp_path)) == [2, 2]
     assert on_host(tmp_path / "host0") == [2] and on_host(tmp_path / "host1") == [1, 2]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_after_a_restore_from_the_directory_a_replaced_host_compares_with_that(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, lost: int
+) -> None:
+    world = worlds[2]
+    world.run(train, str(tmp_path), [1, 2], 1)
+    shutil.rmtree(tmp_path / f"host{lost}")
+    assert world.run(restore_and_save_again, str(tmp_path), 0) == [2, 2]
 
 
 def refused_on_rank_1(rank: int, world: int, folder: str, in_background: bool) -> None:
@@ -276,16 +286,20 @@ def frozen_state(rank: int, step: int) -> dict[str, Any]:
     return {f"base{rank}": numpy.arange(500_000) + rank, f"step{rank}": numpy.full(10, step)}
 
 
+def large_file(folder: pathlib.Path) -> pathlib.Path:
+    return max(folder.glob("*.distcp"), key=lambda file: file.stat().st_size)
+
+
 def shared(folder: pathlib.Path) -> int:
-    """The names that the file of the folder has that has most."""
-    return max(file.stat().st_nlink for file in folder.glob("*.distcp"))
+    """The names that the large file of the folder has."""
+    return large_file(folder).stat().st_nlink
 
 
 def test_what_a_step_shares_is_linked_on_the_host_and_in_the_run_s_directory(
     tmp_path: pathlib.Path,
 ) -> None:
     run, host = tmp_path / "run", tmp_path / "fast"
-    for steps in (range(1, 5), range(5, 7)):
+    for steps in (range(1, 5), range(5, 9)):
         with manager_of(run, tilestone.Fast(host, keep=3), reuse=True, drain_every=2) as manager:
             template = {name: 0 * array for name, array in frozen_state(0, 0).items()}
             found = manager.restore(template)[1]
@@ -293,14 +307,33 @@ def test_what_a_step_shares_is_linked_on_the_host_and_in_the_run_s_directory(
             for step in steps:
                 manager.save(step, frozen_state(0, step))
                 manager.wait()
+        if 5 not in steps:  # bytes that nobody reads: the host has them
+            with open(large_file(run / "step-00000004"), "r+b") as file:
+                file.seek(2_000_000)
+                file.write(b"damaged")
     # Step 2 has written it for the others.
-    assert [shared(next(host.glob(f"step-{step:08}-*"))) for step in (4, 5, 6)] == [3] * 3
-    assert [shared(run / f"step-{step:08}") for step in (2, 4, 6)] == [3] * 3
-    for step in (2, 4, 6):
-        tilestone.open(run / f"step-{step:08}").verify()
+    assert [shared(next(host.glob(f"step-{step:08}-*"))) for step in (6, 7, 8)] == [3] * 3
+    # After a restore from the hosts the first step is copied, so damage does not go on.
+    assert [shared(run / f"step-{step:08}") for step in (2, 4, 6, 8)] == [2, 2, 2, 2]
+    assert not tilestone.open(run / "step-00000004").verify().ok
+    for step in (6, 8):
+        assert tilestone.open(run / f"step-{step:08}").verify().ok
         numpy.testing.assert_array_equal(
             tilestone.load(run / f"step-{step:08}")["base0"], frozen_state(0, step)["base0"]
         )
+
+
+def test_drained_steps_share_a_file_no_longer_than_those_on_the_host(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = tmp_path / "run"
+    with manager_of(run, tmp_path / "fast", reuse=True, drain_every=10) as manager:
+        for step in range(1, 31):
+            manager.save(step, frozen_state(0, step))
+            if step % 10 == 0:
+                manager.wait()
+    # The host begins a new file with step 22.
+    assert [shared(run / f"step-{step:08}") for step in (10, 20, 30)] == [2, 2, 1]
 
 
 def test_a_store_copies_what_drained_steps_share(bucket: str, tmp_path: pathlib.Path) -> None:
@@ -341,6 +374,23 @@ def test_what_a_step_shares_is_linked_on_the_host_of_its_copy(
         assert sorted(file.stat().st_nlink for file in step.glob("*.distcp")) == [1, 1, 2, 2]
     shutil.rmtree(tmp_path / "host0")
     assert world.run(train_frozen, str(tmp_path), []) == [4, 4]
+
+
+def test_the_step_that_a_restore_continues_is_exported_if_the_directory_has_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    run, state = tmp_path / "run", {"model": {"a": numpy.ones(4)}}
+    with manager_of(run, tmp_path / "fast", drain_every=2) as manager:
+        manager.save(2, state)
+    for newest, exported in ((2, [2]), (3, [])):
+        export = tilestone.Export(every=1)
+        with manager_of(run, tmp_path / "fast", drain_every=2, export=export) as manager:
+            assert manager.restore(state)[1] == newest
+            manager.wait()
+            assert [each.step for each in manager.exports] == exported
+            assert not any(each.error for each in manager.exports)
+            if newest == 2:
+                manager.save(3, state)
 
 
 # ---- Which steps count.

@@ -296,7 +296,9 @@ def killed_while_it_copies(run: str, fast: str) -> None:
         os.kill(os.getpid(), 9)
 
 
-def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("others", [False, True])
+def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path, others: bool) -> None:
+    """Also if another run has saved to the directory since."""
     run, fast = tmp_path / "run", tmp_path / "fast"
     process = ranks.context().Process(target=killed_while_it_copies, args=(str(run), str(fast)))
     process.start()
@@ -304,10 +306,14 @@ def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path) -> None:
     assert process.exitcode == -9
     with pytest.raises(tilestone.NotFoundError):
         tilestone.open(run / "step-00000001")
+    if others:
+        with tilestone.CheckpointManager(run) as manager:
+            for step in (2, 3):
+                manager.save(step, state_of(step))
     with manager_of(run, fast) as manager:
-        loaded, found = manager.restore({"w": numpy.zeros(1 << 22)})
+        loaded, found = manager.restore({"w": numpy.zeros(1 << 22)}, 1 if others else None)
         assert found == 1 and loaded["w"].all()
-    assert steps_in(run) == [1]
+    assert steps_in(run) == ([1, 2, 3] if others else [1])
     tilestone.open(run / "step-00000001").verify()
 
 
@@ -385,6 +391,28 @@ def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
         assert found == 3 and state["w"][0] == 3
         manager.save(5, state_of(50))
     assert tilestone.load(there)["w"][0] == 50
+
+
+def saved_while_host_1_fails(rank: int, world: int, folder: str) -> None:
+    from torch.distributed import barrier
+
+    fast = f"{folder}/host{rank}"
+    with pytest.raises(tilestone.StorageError):  # on both, and no TimeoutError
+        with manager_of(f"{folder}/run", fast, reuse=True, drain_every=9, timeout=20) as manager:
+            manager.save(1, sharded_state(rank, world, 1))
+            manager.wait()
+            barrier()
+            if rank == 1:
+                os.rename(fast, f"{folder}/away")
+                pathlib.Path(fast).touch()
+            barrier()
+            manager.save(2, sharded_state(rank, world, 2))
+
+
+def test_a_host_whose_directory_can_t_be_listed_fails_the_save_on_all_ranks(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(saved_while_host_1_fails, str(tmp_path))
 
 
 def saved_while_the_run_s_directory_fails(rank: int, world: int, folder: str) -> None:

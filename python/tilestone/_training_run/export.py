@@ -197,8 +197,14 @@ class Exporter:
         self._prune_after(step)
 
     def restored(self, step: int) -> None:
-        """A run continues from a step, which is exported now if that was not done."""
-        if self._is_due(step) and self._source_of(step) != self._save_id_of(step):
+        """A run continues from a step, which is exported now if that was not done.
+
+        With a fast tier the run's directory may lack it.
+        """
+        if not self._is_due(step):
+            return
+        save_id = self._save_id_of(step)
+        if save_id and self._source_of(step) != save_id:
             self._begin(step)
 
     def _is_due(self, step: int) -> bool:

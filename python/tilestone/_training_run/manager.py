@@ -303,7 +303,8 @@ class CheckpointManager:
         def difference(folder: str) -> str:
             path = os.path.join(self._directory, folder)
             if self._tier is not None:
-                path = self._tier.core.url_of(step) or path
+                seconds = valid.limit_of(self._timeout)
+                path = self._tier.core.url_of(self._comm, step, seconds) or path
             return self._session._difference(state, path, **options)
 
         def write(folder: str, begun: _core.RunStep) -> None:
@@ -455,7 +456,7 @@ class CheckpointManager:
 
         run = self._run if self._tier is None else self._tier.core
         step = run.restore(self._comm, wanted, fallback, seconds, load)
-        if step is not None and self._tier is None:
+        if step is not None:
             self._exporter.restored(step)
         return loaded, step
 

@@ -87,7 +87,8 @@ class Rate {
   uint64_t bytes_ = 0;
 };
 
-// The file of an earlier step that has the items of a file that steps share, by their hashes.
+// The file of an earlier step that has the items of a file that steps share, by their hashes. It
+// has been shared by fewer steps, so that as few share it here as do where the file was saved.
 std::optional<uint32_t> same_file(const EarlierStep& earlier, const Receipt& receipt,
                                   uint32_t file) {
   std::optional<uint32_t> same;
@@ -99,7 +100,9 @@ std::optional<uint32_t> same_file(const EarlierStep& earlier, const Receipt& rec
       const auto found =
           earlier.find(tensor.key, tensor.dtype, tensor.global_shape, chunk.box, copies);
       if (!found || !at.hash || found->at.hash != at.hash || found->at.offset != at.offset ||
-          found->at.length != at.length || found->file != same.value_or(found->file)) {
+          found->at.length != at.length ||
+          found->at.checksums.item_crc32 != at.checksums.item_crc32 ||
+          found->file != same.value_or(found->file)) {
         return false;
       }
       same = found->file;
@@ -107,8 +110,9 @@ std::optional<uint32_t> same_file(const EarlierStep& earlier, const Receipt& rec
     });
   };
   if (!all_are(receipt.chunks, false) || !all_are(receipt.copies, true)) return std::nullopt;
-  const bool fits = same && earlier.files()[*same].size == receipt.files[file].size;
-  return fits ? same : std::nullopt;
+  if (!same) return std::nullopt;
+  const ReceiptFile &there = earlier.files()[*same], &wanted = receipt.files[file];
+  return there.size == wanted.size && there.steps < wanted.steps ? same : std::nullopt;
 }
 
 }  // namespace

@@ -6,14 +6,15 @@
 //     the run's directory, with the save id of the step. If the step stands there already, because
 //     a process died after it had committed, the drain is over.
 //  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
-//     way, links those that the step drained before has (SaveOptions::reuse), and makes them
-//     durable. Every two seconds the ranks meet: one that is lost is missed.
+//     way, links those that the step drained before has (SaveOptions::reuse), which it does not
+//     read, and makes them durable. Every two seconds the ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //
 // A crash before 4 leaves what a transaction leaves, and after a restart the step is drained from
-// the beginning. If a try fails on any rank, all have failed, and try again later, each time after
-// a longer wait, unless no try can succeed: then the step stays on the hosts.
+// the beginning. A rank that has missed the end of 4 says that the step still waits, and rank 0
+// then ends it once more for all. If a try fails on any rank, all have failed, and try again later,
+// each time after a longer wait, unless no try can succeed: then the step stays on the hosts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -141,9 +142,10 @@ std::vector<uint64_t> Drains::waiting() const {
   return steps;
 }
 
-void Drains::note_drained(uint64_t step) {
+void Drains::note_earlier(std::optional<uint64_t> step) {
   const std::lock_guard lock(mutex_);
-  earlier_ = std::make_shared<const Location>(run_.at(run_.names().name_of(step)));
+  earlier_ = nullptr;
+  if (step) earlier_ = std::make_shared<const Location>(run_.at(run_.names().name_of(*step)));
 }
 
 void Drains::drop(const std::string& save_id, const Error& why) {
@@ -244,16 +246,18 @@ Bytes Drains::say(int rank) {
 }
 
 std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) {
-  const auto decide = [](int, const std::vector<Bytes>& said) {
+  const auto decide = [&](int, const std::vector<Bytes>& said) {
     const std::vector<SaidStep> steps = united_steps(said);
-    const auto whole = std::ranges::find_if(steps, &SaidStep::is_whole);
+    const auto found = std::ranges::find_if(
+        steps, [&](const SaidStep& each) { return each.is_whole() || each.save_id == committed_; });
     ByteWriter out;
-    if (whole != steps.end()) encode_step(out, *whole);
+    if (found != steps.end()) encode_step(out, *found);
     return Decision{std::move(out).take(), true};
   };
   const Bytes answer = agree(
       comm, "choice of a step to drain", turn_end(),
-      [&](int, const Bytes&) { return is_first ? say(comm.rank()) : Bytes(); }, decide);
+      [&](int, const Bytes&) { return is_first || is_stalled() ? say(comm.rank()) : Bytes(); },
+      decide);
   std::optional<SaidStep> step;
   if (!answer.empty()) {
     ByteReader in(answer, "a step to drain");
@@ -300,7 +304,9 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
       };
       return rounds.run("beginning", keeps, [&](const std::vector<Bytes>& payloads) {
         commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
-        const Bytes answer = begin(commit, run_, location, rounds.deadline());
+        const Bytes answer = step.save_id == committed_
+                                 ? to_answer(true, "")
+                                 : begin(commit, run_, location, rounds.deadline());
         return std::vector<Bytes>(payloads.size(), answer);
       });
     };
@@ -335,9 +341,11 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
         "committing", [](Deadline) { return Bytes(); },
         [&](const std::vector<Bytes>&) {
           if (!stands) commit.transaction->commit(last.deadline().without_interrupt());
+          committed_ = step.save_id;
           return std::vector<Bytes>();
         });
     if (commit.transaction) commit.transaction->clean();
+    if (!stands) note_earlier(step.step);
   } catch (...) {
     stop->request(std::current_exception());
     if (copying.valid()) copying.wait();
@@ -359,7 +367,6 @@ void Drains::ended(const SaidStep& step) {
     if (found != waiting_.end()) state = found->second.ended;
     waiting_.erase(step.save_id);
   }
-  note_drained(step.step);
   drained_(step.step);
   if (state != nullptr) state->end(nullptr);
 }

@@ -39,8 +39,9 @@ class Drains {
   bool is_stalled() const;  // the last try has failed
   std::vector<uint64_t> waiting() const;
 
-  // A step that the run's directory has: the next one may link its files there.
-  void note_drained(uint64_t step);
+  // The step of the run's directory that was loaded, or drained: the next drain may link its files.
+  // nullopt: the hosts' was loaded, so nobody has read the files there, and the next drain copies.
+  void note_earlier(std::optional<uint64_t> step);
 
   // Drains until nothing waits, or stop(). Every rank, in its own thread. `is_first`: of its host,
   // so that this rank copies for it.
@@ -73,10 +74,11 @@ class Drains {
   const std::function<void()> before_;
   const std::function<void(uint64_t)> drained_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+  std::string committed_;     // on rank 0, in work(): the save id of what was drained last
   mutable std::mutex mutex_;  // guards the following
   std::map<std::string, Waiting> waiting_;
   std::set<std::string> pinned_;
-  std::shared_ptr<const Location> earlier_;  // the step that was drained last; null: none
+  std::shared_ptr<const Location> earlier_;  // the step that was drained last, or loaded; or null
   bool is_stalled_ = false;
 };
 

@@ -152,6 +152,25 @@ TEST(DrainWithFaults, AStepIsDrainedByTheNextStartWhereverTheMachineDies) {
   }
 }
 
+TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
+  const Kept kept = kept_step();
+  const auto disk = memory_storage();
+  run_ranks(kRanks, [&](const Communicator& comm) {
+    const auto rank = static_cast<size_t>(comm.rank());
+    Drains drains(RunDirectory(Location(disk)), kept.hosts[rank], quick(), [] {}, [](uint64_t) {});
+    for (const int from : {0, 1}) {  // the second time only rank 1 waits
+      const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
+      if (comm.rank() >= from) drains.add(1, kept.save_id, ended);
+      drains.work(comm, true);
+      EXPECT_TRUE(drains.waiting().empty());
+      drains.leave();
+      if (comm.rank() < from) continue;
+      EXPECT_NO_THROW(Pending(ended).get(Deadline::after(std::chrono::seconds(0)), 0));
+    }
+  });
+  EXPECT_TRUE(shows_the_step(disk));
+}
+
 TEST(DrainWithFaults, ARankThatTakesNoPartEndsTheTry) {
   const Kept kept = kept_step();
   const auto disk = FaultDisk::create(memory_storage());

@@ -65,9 +65,9 @@ class FastTier {
   void went_straight();
   // Whether the ranks have planned the save, so that what it throws may be of the hosts.
   bool has_begun(const RunStep& begun) const;
-  // The URL, valid in this process, under which rank 0 reads the index of a step of this run that
-  // is on its host; "": none is known.
-  std::string url_of(uint64_t step) const;
+  // Every rank calls: the URL, valid in this process, under which rank 0 reads the index of a step
+  // of this run that is on its host; "" on all ranks: its host has none.
+  std::string url_of(const Communicator& comm, uint64_t step, const Deadline& deadline) const;
 
   // ManagedRun::restore() with the steps on the hosts. `load`: if the step is read from the hosts,
   // `url` is its location, as long as the call lasts; else "". Rank 0 logs which steps there are.

@@ -10,9 +10,8 @@
 //     files itself and those of other hosts through HostReads, so the layout may be another one. If
 //     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
 //     chosen, from the hosts and the directory again; so it is if one of the directory is damaged.
-//  3. What is whole on the hosts, should be in the run's directory, and is newer than what is
-//  there,
-//     is drained from now on.
+//  3. What is whole on the hosts, should be in the run's directory, and is newer on the run's line
+//     than those steps of the hosts that the directory has, is drained from now on.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -66,7 +65,6 @@ Bytes Tier::Choice::encode() const {
   if (step) encode_step(out, *step);
   out.blob(record);
   out.u8(stands_there);
-  out.varint(drained ? *drained + 1 : 0);
   for (const SaidStep& each : of_run) encode_step(out, each);
   return std::move(out).take();
 }
@@ -78,7 +76,6 @@ Tier::Choice Tier::Choice::decode(ByteView bytes) {
   const ByteView record = in.blob();
   choice.record.assign(record.begin(), record.end());
   choice.stands_there = in.u8() != 0;
-  if (const uint64_t after = in.varint(); after > 0) choice.drained = after - 1;
   while (in.remaining() > 0) choice.of_run.push_back(decode_step(in));
   return choice;
 }
@@ -151,12 +148,17 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   const StepInfo from = takes_hosts ? newest->info() : tip.value_or(StepInfo());
   std::set<std::string> on_line = {from.save_id};
   for (const StepInfo* each : line_of(all, from)) on_line.insert(each->save_id);
-  // Steps are drained in their order, so what is older than this one is drained, or not to be had.
-  const auto drained = newest_there(directory, there, true, damaged);
-  if (drained) choice.drained = drained->step;
-  for (SaidStep& each : said) {
-    each.drains = each.drains && on_line.contains(each.save_id) &&
-                  (!drained || drained->lineage.ordinal < each.lineage.ordinal);
+  const auto is_there = [&](const SaidStep& each) {
+    const auto same = std::ranges::find(there, each.save_id, &StepInfo::save_id);
+    return same != there.end() && directory.look(*same).state == StepState::kDurable;
+  };
+  // What is older than a step that was drained is drained too, and may be removed there, or was
+  // given up.
+  bool is_drained = false;
+  for (auto each = said.rbegin(); each != said.rend(); ++each) {
+    const bool counts = on_line.contains(each->save_id);
+    is_drained = is_drained || (counts && each->drains && is_there(*each));
+    each->drains = each->drains && counts && !is_drained;
   }
   // What the line has left, or no host has whole, goes first.
   std::ranges::stable_partition(said, [&](const SaidStep& each) {
@@ -233,20 +235,20 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::
   end();
 }
 
-void Tier::adopt(const Choice& choice) {
-  {
-    const std::lock_guard lock(mutex_);
-    known_.clear();
-    for (const SaidStep& each : choice.of_run) known_.push_back({each.step, each.save_id});
-  }
+void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
   run_.note_ordinal(hosts_.ordinal);
-  if (choice.drained) drains_.note_drained(*choice.drained);
+  drains_.note_earlier(loaded_there);
   for (const SaidStep& each : choice.of_run) {
     run_.note_ordinal(each.lineage.ordinal);
     if (!each.drains || !each.is_whole()) continue;
     drain(each.step, each.save_id,
           std::make_shared<Pending::State>(fmt::format("copying step {}", each.step),
                                            Deadline::never()));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    known_.clear();
+    for (const SaidStep& each : choice.of_run) known_.push_back({each.step, each.save_id});
   }
   prune();
 }
@@ -284,7 +286,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     if (!choice.step) {
       const auto found = load_there(comm, step, fallback, limit, given, damaged, choice);
       if (!choice.step) {
-        adopt(choice);
+        adopt(choice, found);
         return found;
       }
     }
@@ -304,7 +306,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     std::vector<StepInfo> others;
     for (const SaidStep& each : choice.of_run) others.push_back(each.info());
     run_.continue_from(choice.step->info(), std::move(others));
-    adopt(choice);
+    adopt(choice, std::nullopt);
     return choice.step->step;
   }
 }

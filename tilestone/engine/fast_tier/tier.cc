@@ -8,6 +8,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/base/uuid.h"
+#include "tilestone/engine/agree.h"
 #include "tilestone/engine/fast_tier/host_copies_internal.h"
 #include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
@@ -119,10 +120,20 @@ Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::share
       fmt::format("copying step {} to {}", step, run_.directory().location().describe());
   const auto drained = std::make_shared<Pending::State>(what, Deadline::never());
   begun.hosts = std::make_shared<TierStep>(self, step, drains, drained);
-  const auto before = options_.reuse ? known(std::nullopt) : std::nullopt;
-  if (before) begun.reuse = std::make_shared<const Location>(folder_.at(before->folder));
+  if (options_.reuse) begun.reuse = to_reuse();
   if (meeting_.is_coordinator()) begin_mark(lineage_of(begun.attributes).run);
   return Pending(drained);
+}
+
+// A disk that fails is said by the writing, in a round: here the others would wait for this rank.
+std::shared_ptr<const Location> Tier::to_reuse() {
+  try {
+    const auto before = known(std::nullopt);
+    return before ? std::make_shared<const Location>(folder_.at(before->folder)) : nullptr;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, fmt::format("nothing on the host is reused: {}", error.what()));
+    return nullptr;
+  }
 }
 
 // The newest step that this process knows, or the newest one of a number, as this host has it.
@@ -137,13 +148,26 @@ std::optional<HeldStep> Tier::known(std::optional<uint64_t> step) {
   return save_id.empty() ? std::nullopt : folder_.find(save_id);
 }
 
-std::string Tier::url_of(uint64_t step) {
-  const auto held = known(step);
-  if (!held) return "";
-  const std::vector<int> owners(held->about.files.size(), 0);
-  opened_.emplace(held->about.save_id,
-                  hosts_storage(folder_.at(held->folder), held->about, owners, 0, nullptr));
-  return opened_->url();
+// Rank 0 says whether its host has the step; only it reads what is opened.
+std::string Tier::url_of(const Communicator& comm, uint64_t step, const Deadline& deadline) {
+  KeptStep about;
+  const auto say = [&](int round, const Bytes& answer) {
+    if (round == 0) return Bytes();
+    about.step = step;
+    about.save_id = as_text(answer);
+    const std::vector<int> owners(about.files.size(), 0);
+    const auto folder = folder_.at(HostFolder::folder_of(step, about.save_id));
+    opened_.emplace(about.save_id, hosts_storage(folder, about, owners, 0, nullptr));
+    return Bytes();
+  };
+  const auto decide = [&](int round, const std::vector<Bytes>&) {
+    if (round > 0) return Decision{to_bytes(about.save_id), true};
+    const auto held = known(step);
+    if (held) about = held->about;
+    return Decision{to_bytes(about.save_id), !held};
+  };
+  const Bytes found = agree(comm, "look for a step on the hosts", deadline, say, decide);
+  return found.empty() ? "" : opened_->url();
 }
 
 // So that the run's steps on the hosts count after a restart even before one is drained. A run's
@@ -190,25 +214,35 @@ void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pendi
 }
 
 void Tier::copy(uint64_t step, const std::string& save_id) {
+  std::vector<std::string> needed = {save_id};
   {
     const std::lock_guard lock(mutex_);
-    in_copy_.insert(save_id);
+    if (options_.reuse && known_.size() > 1) {  // the copy links what the step before has
+      needed.push_back(known_[known_.size() - 2].save_id);
+    }
+    in_copy_.insert(needed.begin(), needed.end());
   }
-  copies_in_.post([this, step, save_id] {
+  copies_in_.post([this, step, save_id, needed] {
     try {
       copy_from_hosts(copying_, folder_, step, save_id, hosts_.first_of, targets_, interrupt_);
     } catch (...) {
       log(LogLevel::kWarning,
           fmt::format("step {} has no copies on other hosts: {}", step, current_error().what()));
     }
-    const std::lock_guard lock(mutex_);
-    in_copy_.erase(save_id);
+    {
+      const std::lock_guard lock(mutex_);
+      for (const std::string& each : needed) in_copy_.erase(in_copy_.find(each));
+    }
+    prune_again();
   });
 }
 
 void Tier::drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
   drains_.add(step, save_id, std::move(ended));
-  drains_in_.post([this] { drains_.work(draining_, is_first()); });
+  drains_in_.post([this] {
+    drains_.work(draining_, is_first());
+    prune_again();
+  });
 }
 
 void Tier::leave(RunStep& begun, const std::string& why) {
@@ -230,7 +264,8 @@ void Tier::say_full(uint64_t step, const std::string& why) {
                   step, run_.directory().location().describe(), why));
 }
 
-// All ranks decide alike; the first one of each host removes.
+// All ranks decide alike, sooner or later: copies and drains end at other times on each. The first
+// one of each host removes.
 void Tier::prune() {
   std::vector<Known> gone;
   {
@@ -254,6 +289,11 @@ void Tier::prune() {
   }
 }
 
+// What had to stay until now. After end(), what waits stays for the next start.
+void Tier::prune_again() {
+  if (!is_over_) prune();
+}
+
 void Tier::wait(const Deadline& deadline) {
   constexpr std::chrono::milliseconds kLook{20};
   if (is_of_parent()) return;
@@ -266,7 +306,7 @@ void Tier::wait(const Deadline& deadline) {
 }
 
 void Tier::end() {
-  if (is_of_parent() || std::exchange(is_over_, true)) return;
+  if (is_of_parent() || is_over_.exchange(true)) return;
   meets_.end();
   const std::vector<uint64_t> waiting = drains_.waiting();
   drains_.stop();
@@ -304,7 +344,10 @@ bool FastTier::is_full() const { return tier_->is_full(); }
 void FastTier::leave(RunStep& begun, const std::string& why) { tier_->leave(begun, why); }
 void FastTier::went_straight() { tier_->went_straight(); }
 bool FastTier::has_begun(const RunStep& begun) const { return begun.hosts->has_begun(); }
-std::string FastTier::url_of(uint64_t step) const { return tier_->url_of(step); }
+std::string FastTier::url_of(const Communicator& comm, uint64_t step,
+                             const Deadline& deadline) const {
+  return tier_->url_of(comm, step, deadline);
+}
 std::optional<uint64_t> FastTier::restore(const Communicator& comm, std::optional<uint64_t> step,
                                           bool fallback, const ManagedRun::Limit& limit,
                                           const Load& load) {

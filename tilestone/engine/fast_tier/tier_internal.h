@@ -44,7 +44,7 @@ class Tier {
   bool is_full() const { return was_full_; }
   void leave(RunStep& begun, const std::string& why);
   void went_straight() { was_full_ = false; }
-  std::string url_of(uint64_t step);
+  std::string url_of(const Communicator& comm, uint64_t step, const Deadline& deadline);
 
   // ---- Restoring
   std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
@@ -68,11 +68,10 @@ class Tier {
   };
   // What rank 0 chooses for a restore.
   struct Choice {
-    std::optional<SaidStep> step;     // on the hosts; nullopt: the run's directory has the newest
-    Bytes record;                     // its KeptStep
-    bool stands_there = false;        // the run's directory has it, too
-    std::optional<uint64_t> drained;  // the newest durable step of the run's directory
-    std::vector<SaidStep> of_run;     // whole steps of the run, oldest first
+    std::optional<SaidStep> step;  // on the hosts; nullopt: the run's directory has the newest
+    Bytes record;                  // its KeptStep
+    bool stands_there = false;     // the run's directory has it, too
+    std::vector<SaidStep> of_run;  // whole steps of the run, oldest first
 
     Bytes encode() const;
     static Choice decode(ByteView bytes);
@@ -81,7 +80,9 @@ class Tier {
   std::optional<HeldStep> known(std::optional<uint64_t> step);
   void drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
   void copy(uint64_t step, const std::string& save_id);
+  std::shared_ptr<const Location> to_reuse();
   void prune();
+  void prune_again();
   void begin_mark(const std::string& run_id);
   void mark();
   void refuse_in_child() const;
@@ -104,7 +105,7 @@ class Tier {
                                      bool fallback, const ManagedRun::Limit& limit,
                                      const FastTier::Load& given, std::set<std::string>& damaged,
                                      Choice& choice);
-  void adopt(const Choice& choice);
+  void adopt(const Choice& choice, std::optional<uint64_t> loaded_there);
 
   const pid_t process_ = ::getpid();
   ManagedRun& run_;
@@ -112,14 +113,14 @@ class Tier {
   const HostFolder folder_;
   const Communicator meeting_, draining_, copying_;
   MetHosts hosts_;
-  std::vector<int> targets_;       // of copies, see copy_targets()
-  std::mutex mutex_;               // guards known_, in_copy_, marked_ and unmarked_
-  std::vector<Known> known_;       // oldest first
-  std::set<std::string> in_copy_;  // whose files must stay
+  std::vector<int> targets_;            // of copies, see copy_targets()
+  std::mutex mutex_;                    // guards known_, in_copy_, marked_ and unmarked_
+  std::vector<Known> known_;            // oldest first
+  std::multiset<std::string> in_copy_;  // whose files must stay
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // of copies
   std::string marked_, unmarked_;  // on rank 0: the run whose marker stands, and is to be made
   std::atomic<bool> was_full_ = false;
-  bool is_over_ = false;
+  std::atomic<bool> is_over_ = false;
   bool has_said_others_ = false;
   std::atomic<bool> has_said_full_ = false;
   std::optional<StepUrl> opened_;  // what url_of() has returned
