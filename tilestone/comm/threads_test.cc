@@ -18,7 +18,7 @@ namespace tilestone::threads_test {
 
 using testing::HasSubstr;
 
-const Deadline kPlenty = Deadline::after(std::chrono::seconds(120));
+Deadline plenty() { return Deadline::after(std::chrono::seconds(120)); }
 
 class ThreadsConformance : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadsConformance,
@@ -64,7 +64,7 @@ TEST(Threads, RanksOfTwoGroupsUseBothInTurn) {
 template <typename Call>
 void expect_failure_named(int ranks, int thrower, Call call) {
   const auto errors = run_ranks_collect(ranks, [&](const Communicator& comm) {
-    all_arrive(comm, kPlenty);
+    all_arrive(comm, plenty());
     if (comm.rank() == thrower) throw std::runtime_error("no more disk");
     call(comm);
   });
@@ -83,22 +83,22 @@ void expect_failure_named(int ranks, int thrower, Call call) {
 TEST(Threads, RankThatThrowsFailsThoseThatWaitForItLongBeforeTheDeadline) {
   for (int ranks : {2, 3, 4, 7}) {
     expect_failure_named(ranks, ranks - 1, [](const Communicator& comm) {
-      comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size())), kPlenty);
+      comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size())), plenty());
     });
     expect_failure_named(ranks, ranks - 1,
-                         [](const Communicator& comm) { all_arrive(comm, kPlenty); });
+                         [](const Communicator& comm) { all_arrive(comm, plenty()); });
     expect_failure_named(ranks, 1, [](const Communicator& comm) {
-      comm.scatter(std::vector<Bytes>(static_cast<size_t>(comm.size())), 1, kPlenty);
+      comm.scatter(std::vector<Bytes>(static_cast<size_t>(comm.size())), 1, plenty());
     });
     expect_failure_named(ranks, 0,
-                         [](const Communicator& comm) { comm.broadcast({}, 0, kPlenty); });
+                         [](const Communicator& comm) { comm.broadcast({}, 0, plenty()); });
   }
 }
 
 TEST(Threads, ErrorThatEndedARankReachesTheRootOfABroadcast) {
   const auto errors = run_ranks_collect(5, [](const Communicator& comm) {
     if (comm.rank() == 0) {
-      while (true) comm.broadcast({}, 0, kPlenty);  // until a rank is gone
+      while (true) comm.broadcast({}, 0, plenty());  // until a rank is gone
     }
     throw Error(ErrorCode::kIo, "disk full").with_rank(comm.rank());
   });
@@ -113,7 +113,7 @@ TEST(Threads, ErrorThatEndedARankReachesTheRootOfABroadcast) {
 TEST(Threads, MessagesOfARankThatEndedAreStillReceived) {
   run_ranks(3, [](const Communicator& comm) {
     const Bytes mine = to_bytes("from " + std::to_string(comm.rank()));
-    const std::vector<Bytes> all = comm.gather(mine, 0, kPlenty);
+    const std::vector<Bytes> all = comm.gather(mine, 0, plenty());
     if (comm.rank() != 0) return;
     EXPECT_EQ(as_text(all[1]), "from 1");
     EXPECT_EQ(as_text(all[2]), "from 2");
@@ -124,8 +124,8 @@ TEST(Threads, BroadcastReachesTheLivingWhenOneIsGone) {
   std::vector<Communicator> group = threads(3);
   group[1] = Communicator();  // releases the last handle to rank 1's end
   const Bytes verdict = to_bytes("verdict");
-  EXPECT_THROW(group[0].broadcast(verdict, 0, kPlenty), Error);
-  EXPECT_EQ(group[2].broadcast({}, 0, kPlenty), verdict);
+  EXPECT_THROW(group[0].broadcast(verdict, 0, plenty()), Error);
+  EXPECT_EQ(group[2].broadcast({}, 0, plenty()), verdict);
 }
 
 TEST(Threads, TimeoutListsTheFirstRanksAndCountsTheRest) {
@@ -155,7 +155,7 @@ TEST(Threads, TheOriginalErrorIsRethrownNotAConsequenceOnALowerRank) {
     try {
       run_ranks(4, [&](const Communicator& comm) {
         if (comm.rank() == 2) fail();
-        static_cast<void>(comm.all_to_all(std::vector<Bytes>(4), kPlenty));
+        static_cast<void>(comm.all_to_all(std::vector<Bytes>(4), plenty()));
       });
       FAIL();
     } catch (const std::exception& error) {
@@ -189,7 +189,7 @@ TEST(Threads, ErrorsThatBlameOneAnotherEndWithTheFirstInTime) {
   try {
     run_ranks(2, [&](const Communicator& comm) {
       if (comm.rank() == 1) throw Error(ErrorCode::kTimeout, "first").with_rank(0);
-      EXPECT_THROW(static_cast<void>(comm.broadcast({}, 1, kPlenty)), Error);  // rank 1 is gone
+      EXPECT_THROW(static_cast<void>(comm.broadcast({}, 1, plenty())), Error);  // rank 1 is gone
       throw Error(ErrorCode::kTimeout, "second").with_rank(1);
     });
     FAIL();

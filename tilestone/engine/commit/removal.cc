@@ -284,7 +284,7 @@ void begin_waiting(std::optional<Transaction>& transaction, const std::shared_pt
   for (;;) {
     transaction.emplace(storage, format, megatron_shards_dialect(), save_id, true);
     try {
-      transaction->begin(end);
+      transaction->begin(Deadline::never().with_interrupt(options.interrupt));
       break;
     } catch (const Error& error) {
       transaction->abandon(true);

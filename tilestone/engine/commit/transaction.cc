@@ -233,6 +233,11 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
 
 void Transaction::note_files(const std::set<std::string>& names, Deadline deadline) {
   if (staging_ || location_->directories() != nullptr) return;
+  if (!claim_.is_held() && !claim_.is_lost()) {
+    throw Error(ErrorCode::kUnsupported,
+                "files without a save id in their names can't be written to " +
+                    location_->describe() + ", which can't be claimed");
+  }
   has_named_files_ = true;
   leave_fixed_names(*location_, terms_.save_id, names, claim_.while_held(*location_, deadline));
 }
@@ -280,6 +285,7 @@ void Transaction::prepare_index(bool manifest, int threads, Deadline deadline) {
   }
   // This look precedes publish_before(), whose files may themselves look like a checkpoint.
   if (!staging_ && !claim_.is_held()) look();
+  if (has_named_files_) deadline = claim_.while_held(*location_, deadline);
   publish_before(threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);

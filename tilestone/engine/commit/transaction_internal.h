@@ -43,7 +43,7 @@ class Transaction {
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
 
   // Between steps 3 and 4: the names of the data files, if they have no save id in them and the
-  // save is not staged.
+  // save is not staged. Error(kUnsupported) where that needs a claim and nothing can be claimed.
   void note_files(const std::set<std::string>& names, Deadline deadline);
   // False: files with fixed names may be another save's by now, because the claim was lost.
   bool may_discard() const { return !has_named_files_ || holds_claim(); }

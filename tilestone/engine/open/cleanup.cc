@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kSaveIdLength = 36;
 constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr uint64_t kMaxNoteBytes = 1u << 20;
+constexpr uint64_t kMaxNamesBytes = 1u << 30;  // of the files of a conversion to zarr
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
@@ -215,14 +216,18 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     notes.begun.insert(own->save_id);
     // If only an outcome is left, the attempt has ended.
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
-    const bool has_files = name == fixed_names_of(own->save_id);
+    // Only conversions into a place without directories leave such names.
+    const bool has_files = name == fixed_names_of(own->save_id) && storage.directories() == nullptr;
     if (own->kind != kNoteKind && !has_files) continue;
     try {
-      const uint64_t most = has_files ? UINT64_MAX : kMaxNoteBytes;
+      const uint64_t most = has_files ? kMaxNamesBytes : kMaxNoteBytes;
       std::set<std::string> noted = decode_note(read_file(storage, name, most), name);
       if (!has_files) {
         notes.add(own->save_id, noted);
       } else if (!contains_name(names, kMegatronConfig)) {
+        std::erase_if(noted, [](const std::string& file) {
+          return in_tilestone_directory(file) || parse_tilestone_name(file);
+        });
         notes.fixed_names.merge(noted);
       }
     } catch (const Error& error) {
