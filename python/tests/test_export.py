@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -206,6 +207,29 @@ def test_steps_of_a_fast_tier_are_exported_once_the_run_has_them_also_from_anoth
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
+def test_a_step_restored_from_the_hosts_is_not_exported_of_the_runs_other_one_of_that_number(
+    tmp_path: pathlib.Path,
+) -> None:
+    def manager(**options: Any) -> Any:
+        fast = tilestone.Fast(tmp_path / "host")
+        return tilestone.CheckpointManager(tmp_path / "run", fast=fast, **options)
+
+    with manager() as first:
+        first.save(1, state_of(1))
+        first.save(2, state_of(2))
+    with manager(overwrite=True, drain_every=10) as second:
+        second.restore(state_of(0), step=1)
+        second.save(2, state_of(20))  # stays on the hosts
+    with manager(drain_every=10, export=tilestone.Export()) as third:
+        state, step = third.restore(state_of(0))
+        third.wait()
+        assert step == 2 and torch.equal(state["model"]["module.w"], torch.full((4, 3), 20.0))
+        assert third.exports == []
+        assert third.restore(state_of(0), step=1)[1] == 1
+        third.wait()
+        assert [(each.step, each.error) for each in third.exports] == [(1, None)]
+
+
 def test_nobody_waits_for_an_export_that_could_not_begin_or_exits(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,6 +255,31 @@ def test_no_export_begins_after_the_program_has_waited_for_them(
         manager._exporter.finish()
         manager.save(1, state_of(1))
     assert manager.exports == [] and "not exported, because the program ends" in caplog.text
+
+
+def test_a_forked_child_ends_though_a_thread_of_the_parent_held_the_exports(
+    tmp_path: pathlib.Path,
+) -> None:
+    held, over = threading.Event(), threading.Event()
+    with tilestone.CheckpointManager(tmp_path, export=tilestone.Export()) as manager:
+        exporter = manager._exporter
+
+        def hold() -> None:
+            with exporter._changed:
+                held.set()
+                over.wait()
+
+        holds = threading.Thread(target=hold)
+        holds.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # kills it
+            exporter.finish()
+            os._exit(0)
+        over.set()
+        holds.join()
+        assert os.waitpid(child, 0)[1] == 0
 
 
 ENDS = """

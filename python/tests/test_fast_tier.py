@@ -396,6 +396,27 @@ def test_the_step_that_a_restore_continues_is_exported_if_the_directory_has_it(
 # ---- Which steps count.
 
 
+def test_a_step_stays_on_the_hosts_while_it_is_restored_though_its_drain_ends(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = tilestone.Fast(tmp_path / "fast", keep=1, drain_bytes_per_second=1 << 20)
+    with manager_of(tmp_path / "run", tier, drain_every=2, async_save=False) as manager:
+        load, state = manager._session.load, {"w": numpy.ones(1 << 20, numpy.uint8)}
+
+        def load_late(*arguments: Any, **options: Any) -> Any:
+            manager._tier.core.wait()
+            assert steps_in(tmp_path / "run") == [2]
+            return load(*arguments, **options)
+
+        manager.save(2, state)
+        manager.save(3, state)
+        assert on_host(tmp_path / "fast") == [2, 3]  # it is drained
+        monkeypatch.setattr(manager._session, "load", load_late)
+        assert manager.restore(state, step=2)[1] == 2
+        manager.wait()
+        assert on_host(tmp_path / "fast") == [2]  # the run has left the other one
+
+
 def test_steps_of_an_unknown_run_do_not_count(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -196,15 +196,21 @@ class Exporter:
                 return
         self._prune_after(step)
 
-    def restored(self, step: int) -> None:
+    def restored(self, step: int, on_hosts: str) -> None:
         """A run continues from a step, which is exported now if that was not done.
 
-        With a fast tier the run's directory may lack it.
+        Args:
+            step: the step.
+            on_hosts: the folder on the hosts of which it was loaded, whose name ends with the save id;
+                "": from the run's directory. That may lack a step of the hosts, or have one of the
+                same number that the run has left.
         """
         if not self._is_due(step):
             return
         save_id = self._save_id_of(step)
-        if save_id and self._source_of(step) != save_id:
+        if not save_id or (on_hosts and not on_hosts.endswith(save_id)):
+            return
+        if self._source_of(step) != save_id:
             self._begin(step)
 
     def _is_due(self, step: int) -> bool:
@@ -226,8 +232,10 @@ class Exporter:
             try:
                 threading.Thread(target=self._work, name="tilestone-export", daemon=False).start()
                 self._works = True
-            except RuntimeError as error:  # too many threads, or the interpreter ends
-                self._waiting = None
+            except RuntimeError as error:
+                if not threading.main_thread().is_alive():  # the program ends, before it calls _exit()
+                    return
+                self._waiting = None  # too many threads
                 self._end(Exported(step, self._path(step), error, 0.0))
 
     def wait(self) -> None:
@@ -237,11 +245,16 @@ class Exporter:
                 self._changed.wait_for(lambda: not self._works)
 
     def finish(self) -> None:
-        """At the program's end, when no thread can begin: makes what waits; nothing begins later."""
+        """At the program's end, when no thread can begin: makes what waits; nothing begins later.
+
+        Does nothing in a forked child, in which a lock of the parent may be held for ever.
+        """
+        if self._process != os.getpid():
+            return
         self.wait()
         with self._changed:
             self._is_closed = True
-            self._works = self._waiting is not None and self._process == os.getpid()
+            self._works = self._waiting is not None
         if self._works:
             self._work()
 

@@ -439,10 +439,11 @@ class CheckpointManager:
             fallback = valid.flag("fallback", fallback)
         except InvalidArgumentError as error:
             refuse(_CHOICE, self._comm, error, timeout)
-        loaded = state
+        loaded, on_hosts = state, ""
 
         def load(chosen: int, folder: str, url: str = "") -> None:
-            nonlocal loaded
+            nonlocal loaded, on_hosts
+            on_hosts = folder if url else ""
             path = url or os.path.join(self._directory, folder)
             try:
                 loaded = self._session.load(state, path, **options)
@@ -457,7 +458,7 @@ class CheckpointManager:
         run = self._run if self._tier is None else self._tier.core
         step = run.restore(self._comm, wanted, fallback, seconds, load)
         if step is not None:
-            self._exporter.restored(step)
+            self._exporter.restored(step, on_hosts)
         return loaded, step
 
     def latest(self) -> int | None:

@@ -1,13 +1,14 @@
 // Each rank has a thread for this, with a communicator that nothing else uses.
 //
-//  1. Choose. The first rank of each host says which waiting steps its host has. Rank 0 chooses the
-//     oldest of which every file is there, and says who copies which file.
+//  1. Choose. Each rank says which waiting steps its host has. Rank 0 chooses the oldest of which
+//     every file is there, and says who copies which file.
 //  2. Begin. Rank 0 begins the ordinary transaction (commit/transaction.cc) at the step's folder in
 //     the run's directory, with the save id of the step. If the step stands there already, because
 //     a process died after it had committed, the drain is over.
-//  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
-//     way, links those that the step drained before has (SaveOptions::reuse), which it does not
-//     read, and makes them durable. Every two seconds the ranks meet: one that is lost is missed.
+//  3. Copy. The first rank of each host that has said the step copies its files, compares them with
+//     their checksums on the way, links those that the step drained before has
+//     (SaveOptions::reuse), which it does not read, and makes them durable. Every two seconds the
+//     ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //
@@ -182,13 +183,13 @@ void Drains::leave() {
   }
 }
 
-void Drains::work(const Communicator& comm, bool is_first) {
+void Drains::work(const Communicator& comm) {
   const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
   for (double wait = first_wait_;;) {
     std::optional<SaidStep> step;
     try {
       before_();
-      step = choose(comm, is_first);
+      step = choose(comm);
       if (!step) return;
       drain(comm, *step);
       ended(*step);
@@ -245,7 +246,9 @@ Bytes Drains::say(int rank) {
   return say_steps(held, rank);
 }
 
-std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) {
+// Every rank says what waits for it, so all keep the same, and one that has kept a step after the
+// others had drained it is answered, too. Of a host's ranks the first that says a step copies it.
+std::optional<SaidStep> Drains::choose(const Communicator& comm) {
   const auto decide = [&](int, const std::vector<Bytes>& said) {
     const std::vector<SaidStep> steps = united_steps(said);
     const auto found = std::ranges::find_if(
@@ -256,8 +259,7 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) 
   };
   const Bytes answer = agree(
       comm, "choice of a step to drain", turn_end(),
-      [&](int, const Bytes&) { return is_first || is_stalled() ? say(comm.rank()) : Bytes(); },
-      decide);
+      [&](int, const Bytes&) { return say(comm.rank()); }, decide);
   std::optional<SaidStep> step;
   if (!answer.empty()) {
     ByteReader in(answer, "a step to drain");

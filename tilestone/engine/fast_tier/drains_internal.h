@@ -43,9 +43,8 @@ class Drains {
   // nullopt: the hosts' was loaded, so nobody has read the files there, and the next drain copies.
   void note_earlier(std::optional<uint64_t> step);
 
-  // Drains until nothing waits, or stop(). Every rank, in its own thread. `is_first`: of its host,
-  // so that this rank copies for it.
-  void work(const Communicator& comm, bool is_first);
+  // Drains until nothing waits, or stop(). Every rank, in its own thread.
+  void work(const Communicator& comm);
   void stop();
   // After work(): what still waits stays on the hosts, and nobody waits for it any more.
   void leave();
@@ -57,7 +56,7 @@ class Drains {
   };
   // By when the ranks must have heard of one another.
   Deadline turn_end() const { return Deadline::after(patience_).with_interrupt(interrupt_); }
-  std::optional<SaidStep> choose(const Communicator& comm, bool is_first);
+  std::optional<SaidStep> choose(const Communicator& comm);
   Bytes say(int rank);
   void drain(const Communicator& comm, const SaidStep& step);
   void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;

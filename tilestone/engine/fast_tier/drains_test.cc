@@ -91,7 +91,7 @@ void drain(const Kept& kept, FaultDisk& disk) {
                    kept.hosts[static_cast<size_t>(comm.rank())], quick(), before, [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
     drains->add(1, kept.save_id, ended);
-    drains->work(comm, true);
+    drains->work(comm);
     if (disk.crashed()) return drains->leave();
     EXPECT_NO_THROW(Pending(ended).get(Deadline::after(std::chrono::seconds(0)), 0));
   });
@@ -161,7 +161,7 @@ TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
     for (const int from : {0, 1}) {  // the second time only rank 1 waits
       const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
       if (comm.rank() >= from) drains.add(1, kept.save_id, ended);
-      drains.work(comm, true);
+      drains.work(comm);
       EXPECT_TRUE(drains.waiting().empty());
       drains.leave();
       if (comm.rank() < from) continue;
@@ -184,7 +184,7 @@ TEST(DrainWithFaults, ARankThatTakesNoPartEndsTheTry) {
         RunDirectory(Location(disk->storage())), kept.hosts[0], options, [] {}, [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
     drains.add(1, kept.save_id, ended);
-    std::thread work([&] { drains.work(comm, true); });
+    std::thread work([&] { drains.work(comm); });
     const Deadline patience = Deadline::after(std::chrono::seconds(30));
     while (!drains.is_stalled() && !patience.expired()) std::this_thread::yield();
     EXPECT_TRUE(drains.is_stalled());

@@ -192,14 +192,15 @@ Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step
   return Choice::decode(answer);
 }
 
-// A replaced host gets the index back, with which a further save of the step is compared.
+// A replaced host gets the index back, with which a further save of the step is compared. Throws
+// nothing: the others go on.
 void Tier::keep_index(const std::string& folder, Storage& step, const KeptStep& about,
                       const Deadline& deadline) const {
-  if (!is_first() || folder_.find(about.save_id)) return;
+  if (!is_first()) return;
   try {
+    if (folder_.find(about.save_id)) return;
     folder_.keep(folder, HostFolder::read(step, about), deadline);
   } catch (const Error& error) {
-    static_cast<void>(deadline.expired());  // throws the interrupt's reason
     log(LogLevel::kWarning, fmt::format("{} is not noted on this host: {}", folder, error.what()));
   }
 }
@@ -280,6 +281,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
                                       bool fallback, const ManagedRun::Limit& limit,
                                       const FastTier::Load& given) {
   refuse_in_child();
+  const std::unique_lock restoring(restoring_);
   std::set<std::string> damaged;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {

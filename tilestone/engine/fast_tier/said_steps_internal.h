@@ -26,9 +26,9 @@ struct SaidStep {
   StepInfo info() const;  // with state kDurable, if it is whole
 };
 
-// The message of `rank`, the first one of its host.
+// The message of `rank`.
 Bytes say_steps(std::span<const HeldStep> held, int rank);
-// By ordinal, ascending. said[r] is the message of rank r; empty: it is not the first of its host.
+// By ordinal, ascending. said[r] is the message of rank r; empty: another one speaks for its host.
 // Error(kCorrupt) for other bytes.
 std::vector<SaidStep> united_steps(std::span<const Bytes> said);
 

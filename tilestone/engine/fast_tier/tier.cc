@@ -240,7 +240,7 @@ void Tier::copy(uint64_t step, const std::string& save_id) {
 void Tier::drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
   drains_.add(step, save_id, std::move(ended));
   drains_in_.post([this] {
-    drains_.work(draining_, is_first());
+    drains_.work(draining_);
     prune_again();
   });
 }
@@ -289,9 +289,11 @@ void Tier::prune() {
   }
 }
 
-// What had to stay until now. After end(), what waits stays for the next start.
+// What had to stay until now. Not beside a restore, which prunes at its end. After end(), what
+// waits stays for the next start.
 void Tier::prune_again() {
-  if (!is_over_) prune();
+  const std::shared_lock no_restore(restoring_, std::try_to_lock);
+  if (no_restore && !is_over_) prune();
 }
 
 void Tier::wait(const Deadline& deadline) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,7 @@ class Tier {
   const Communicator meeting_, draining_, copying_;
   MetHosts hosts_;
   std::vector<int> targets_;            // of copies, see copy_targets()
+  std::shared_mutex restoring_;         // held by a restore, whose step must stay
   std::mutex mutex_;                    // guards known_, in_copy_, marked_ and unmarked_
   std::vector<Known> known_;            // oldest first
   std::multiset<std::string> in_copy_;  // whose files must stay
