@@ -16,6 +16,7 @@
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {
 namespace {
