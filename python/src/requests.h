@@ -71,7 +71,7 @@ inline const Error* failure_of(const MadeSave& made) { return std::get_if<Error>
 
 // A Python function that makes a rank's request.
 using MakesSave = nb::typed<nb::callable, engine::SaveRequest()>;
-// A Python function that is told that something has happened.
+// A Python function that is called when something has happened.
 using Told = nb::typed<nb::callable, nb::object()>;
 
 // What any save begins with: its place, who takes part, and this rank's request.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -180,6 +180,19 @@ class Broken:
         self._run.with_name("away").rename(self._run)
 
 
+@contextlib.contextmanager
+def step_2_waits(
+    manager: tilestone.CheckpointManager, run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Step 1 is in the run's directory; step 2 can't be copied there until the block ends."""
+    manager.save(1, state_of(1))
+    manager.wait()
+    with Broken(run):
+        manager.save(2, state_of(2))
+        until_said(caplog, "wait on the hosts")
+        yield
+
+
 def test_a_run_directory_that_fails_stops_no_save(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,11 +217,7 @@ def test_what_waits_at_the_end_is_copied_after_the_next_start(
 ) -> None:
     run, fast = tmp_path / "run", tmp_path / "fast"
     with manager_of(run, fast) as manager:
-        manager.save(1, state_of(1))
-        manager.wait()
-        with Broken(run):
-            manager.save(2, state_of(2))
-            until_said(caplog, "wait on the hosts")
+        with step_2_waits(manager, run, caplog):
             manager.close()
         assert "stay on the hosts, and are copied after the next start" in caplog.text
         failure = manager.last_save.durable.exception(0)  # nobody waits for it any more
@@ -224,11 +233,7 @@ def test_after_restarts_on_different_hosts_the_step_of_the_run_s_directory_count
 ) -> None:
     run = tmp_path / "run"
     with manager_of(run, tmp_path / "a") as manager:
-        manager.save(1, state_of(1))
-        manager.wait()
-        with Broken(run):
-            manager.save(2, state_of(2))
-            until_said(caplog, "wait on the hosts")
+        with step_2_waits(manager, run, caplog):
             manager.close()
     with manager_of(run, tmp_path / "b") as manager:
         assert manager.restore(state_of(0))[1] == 1
@@ -329,11 +334,7 @@ def test_a_damaged_file_on_a_host_is_never_copied(
 ) -> None:
     run, fast = tmp_path / "run", tmp_path / "fast"
     with manager_of(run, fast) as manager:
-        manager.save(1, state_of(1))
-        manager.wait()
-        with Broken(run):
-            manager.save(2, state_of(2))
-            until_said(caplog, "wait on the hosts")
+        with step_2_waits(manager, run, caplog):
             damage(fast, 2)
         assert isinstance(manager.last_save.durable.exception(), tilestone.CorruptError)
         manager.save(3, state_of(3))
