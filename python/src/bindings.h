@@ -64,6 +64,9 @@ nb::handle device_object(const TensorView& tensor);
 // For nodes that the library only hands back (LocalNonpersistent, merged factories).
 StateNode object_node(nb::handle object);
 
+// What __repr__ shows: "Name(a=1, b='x')", of these attributes.
+nb::str shown(nb::handle self, const std::vector<const char*>& names);
+
 // ---- Exceptions and messages ----
 
 // A Python string from text that may contain paths, which need not be UTF-8. Invalid bytes become

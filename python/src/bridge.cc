@@ -1,7 +1,14 @@
-// Bridge: the Python functions that one call uses.
+// Bridge: the Python functions that one call uses; what results show of themselves.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
+
+nb::str shown(nb::handle self, const std::vector<const char*>& names) {
+  nb::list parts;
+  for (const char* name : names) parts.append(nb::str("{}={!r}").format(name, self.attr(name)));
+  const nb::object all = nb::str(", ").attr("join")(parts);
+  return nb::str(nb::str("{}({})").format(self.type().attr("__name__"), all));
+}
 
 Bridge::Bridge(nb::handle object)
     : for_load(nb::cast<bool>(object.attr("for_load"))),

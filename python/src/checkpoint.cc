@@ -23,10 +23,8 @@ void bind_reports(nb::module_& m) {
       .def_ro("intact_in", &Damage::intact_in,
               "A file that holds the same elements intact, from which loads read them; empty if "
               "there is none.")
-      .def("__repr__", [](const Damage& d) {
-        return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
-               d.key + "', problem='" + d.problem + "')";
-      });
+      .def("__repr__",
+           [](nb::handle self) { return shown(self, {"file", "offset", "key", "problem"}); });
   nb::class_<ShortFile>(m, "ShortFile", "A data file that is shorter than it should be.")
       .def_ro("file", &ShortFile::file, "Its name, relative to the checkpoint.")
       .def_ro("size", &ShortFile::size, "Its size in bytes.")
@@ -36,11 +34,8 @@ void bind_reports(nb::module_& m) {
       .def_prop_ro(
           "first_key", [](const ShortFile& file) { return python_text(file.first_key); },
           "One of these keys.")
-      .def("__repr__", [](const ShortFile& file) {
-        return "ShortFile(file='" + file.file + "', size=" + std::to_string(file.size) +
-               ", expected=" + std::to_string(file.expected) +
-               ", keys=" + std::to_string(file.keys) + ")";
-      });
+      .def("__repr__",
+           [](nb::handle self) { return shown(self, {"file", "size", "expected", "keys"}); });
   nb::class_<VerifyReport>(m, "VerifyReport", "What verify checked and found.")
       .def_ro("files", &VerifyReport::files)
       .def_ro("items", &VerifyReport::items)
@@ -55,12 +50,8 @@ void bind_reports(nb::module_& m) {
               "What the files hold that the checkpoint does not have, or leaves open.")
       .def_ro("seconds", &VerifyReport::seconds)
       .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.")
-      .def("__repr__", [](const VerifyReport& report) {
-        return "VerifyReport(ok=" + std::string(report.ok() ? "True" : "False") +
-               ", files=" + std::to_string(report.files) +
-               ", items=" + std::to_string(report.items) +
-               ", bytes=" + std::to_string(report.bytes) +
-               ", damages=" + std::to_string(report.damages.size()) + ")";
+      .def("__repr__", [](nb::handle self) {
+        return shown(self, {"ok", "files", "items", "bytes", "damages"});
       });
 }
 
@@ -68,10 +59,7 @@ void bind_repair(nb::module_& m) {
   nb::class_<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.")
       .def_ro("mended", &RepairReport::mended, "The damages that were repaired, as found before.")
       .def_ro("now", &RepairReport::now, "What verify finds after the repair.")
-      .def("__repr__", [](const RepairReport& report) {
-        return "RepairReport(mended=" + std::to_string(report.mended.size()) +
-               ", left=" + std::to_string(report.now.damages.size()) + ")";
-      });
+      .def("__repr__", [](nb::handle self) { return shown(self, {"mended", "now"}); });
   m.def(
       "repair",
       [](const nb::bytes& path, OpenOptions options, nb::handle progress) {
@@ -91,10 +79,8 @@ void bind_leftovers(nb::module_& m) {
       .def_ro("size", &Leftover::size, "Its size in bytes.")
       .def_ro("what", &Leftover::what)
       .def_ro("why", &Leftover::why, "Why it is not needed.")
-      .def("__repr__", [](const Leftover& file) {
-        return "Leftover(name='" + file.name + "', size=" + std::to_string(file.size) + ", what='" +
-               file.what + "', why='" + file.why + "')";
-      });
+      .def("__repr__",
+           [](nb::handle self) { return shown(self, {"name", "size", "what", "why"}); });
   m.def(
       "leftovers",
       [](const nb::bytes& path, bool remove, bool force, bool follow_links) {

@@ -58,9 +58,7 @@ void bind_result(nb::module_& m) {
                      return std::vector<int64_t>(key.shape.begin(), key.shape.end());
                    })
       .def_ro("file", &ConvertedKey::file, "The safetensors file of the tensor; otherwise empty.")
-      .def("__repr__", [](const ConvertedKey& key) {
-        return "ConvertedKey(key='" + key.to + "', source_key='" + key.from + "')";
-      });
+      .def("__repr__", [](nb::handle self) { return shown(self, {"key", "source_key"}); });
   nb::class_<ConvertResult>(m, "ConvertResult", "What a conversion has copied.")
       .def_ro("format", &ConvertResult::format)
       .def_ro("dialect", &ConvertResult::dialect)
@@ -71,12 +69,8 @@ void bind_result(nb::module_& m) {
               "Whether Megatron-Core's common state was copied.")
       .def_ro("bytes", &ConvertResult::bytes, "Of the tensors, as written.")
       .def_ro("seconds", &ConvertResult::seconds)
-      .def("__repr__", [](const ConvertResult& result) {
-        return "ConvertResult(format='" + result.format + "', dialect='" + result.dialect +
-               "', keys=" + std::to_string(result.keys.size()) +
-               ", left_out=" + std::to_string(result.left_out) +
-               ", bytes=" + std::to_string(result.bytes) + ")";
-      });
+      .def("__repr__",
+           [](nb::handle self) { return shown(self, {"format", "dialect", "left_out", "bytes"}); });
 }
 
 }  // namespace

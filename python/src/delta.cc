@@ -47,13 +47,8 @@ void bind_report(nb::module_& m) {
       .def_ro("bytes", &DeltaReport::bytes, "Of the delta's files.")
       .def_ro("whole_bytes", &DeltaReport::whole_bytes, "Of the new version's tensors.")
       .def_ro("seconds", &DeltaReport::seconds)
-      .def("__repr__", [](const DeltaReport& report) {
-        return "DeltaReport(changed=" + std::to_string(report.changed) +
-               ", unchanged=" + std::to_string(report.unchanged) +
-               ", added=" + std::to_string(report.added) +
-               ", removed=" + std::to_string(report.removed) +
-               ", bytes=" + std::to_string(report.bytes) +
-               ", whole_bytes=" + std::to_string(report.whole_bytes) + ")";
+      .def("__repr__", [](nb::handle self) {
+        return shown(self, {"changed", "unchanged", "added", "removed", "bytes", "whole_bytes"});
       });
 }
 

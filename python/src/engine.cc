@@ -23,14 +23,6 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// Of all steps, in milliseconds' precision.
-std::string seconds_text(const std::vector<StepTime>& timings) {
-  double sum = 0;
-  for (const StepTime& step : timings) sum += step.seconds;
-  std::string text = std::to_string(sum);
-  return text.substr(0, text.find('.') + 4);
-}
-
 nb::typed<nb::dict, nb::str, nb::float_> dict_of(const std::vector<StepTime>& timings) {
   nb::dict made;
   for (const StepTime& step : timings) made[nb::str(step.step.c_str())] = step.seconds;
@@ -333,12 +325,9 @@ void bind_engine(nb::module_& m) {
           "taken), "
           "\"writing\", \"reporting\" and \"publishing\".")
       .def("__repr__",
-           [](const SaveResult& result) {
-             return "SaveResult(save_id='" + result.save_id +
-                    "', bytes_written=" + std::to_string(result.bytes_written) +
-                    ", items_written=" + std::to_string(result.items_written) +
-                    ", seconds=" + seconds_text(result.timings) +
-                    (result.published ? ")" : ", published=False)");
+           [](nb::handle self) {
+             return shown(self,
+                          {"save_id", "bytes_written", "items_written", "timings", "published"});
            })
       .def("__getstate__", &state_of)
       .def("__setstate__", [](SaveResult& result, const StateOfResult& state) {

@@ -8,10 +8,43 @@ namespace {
 
 using nb::literals::operator""_a;
 
+using Names = std::vector<const char*>;
+
+nb::tuple values_of(nb::handle object, const Names& names) {
+  nb::list found;
+  for (const char* name : names) found.append(object.attr(name));
+  return nb::tuple(found);
+}
+
+// Makes objects of a class pickled by these attributes, with which it is made.
+template <typename T>
+void pickled_by(nb::class_<T>& bound, const Names& names) {
+  bound.def(
+      "__reduce__",
+      [names](nb::handle self) { return nb::make_tuple(self.type(), values_of(self, names)); },
+      nb::sig("def __reduce__(self) -> tuple[object, ...]"));
+}
+
+// And equal and hashed by them, too.
+template <typename T>
+void by_value(nb::class_<T>& bound, const Names& names) {
+  pickled_by(bound, names);
+  bound
+      .def(
+          "__eq__",
+          [names](nb::handle self, nb::handle other) {
+            return nb::isinstance<T>(other) &&
+                   values_of(self, names).equal(values_of(other, names));
+          },
+          "other"_a, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [names](nb::handle self) { return nb::hash(values_of(self, names)); });
+}
+
 void bind_box(nb::module_& m) {
-  nb::class_<Box>(m, "Box",
-                  "A half-open n-dimensional range of a tensor's elements: `offset` and `shape`, "
-                  "both in elements.")
+  nb::class_<Box> bound(m, "Box",
+                        "A half-open n-dimensional range of a tensor's elements: `offset` and "
+                        "`shape`, both in elements.");
+  bound
       .def(
           "__init__",
           [](Box* self, Dims offset, Dims shape) {
@@ -23,10 +56,8 @@ void bind_box(nb::module_& m) {
             new (self) Box{std::move(offset), std::move(shape)};
           },
           "offset"_a, "shape"_a)
-      .def_prop_ro(
-          "offset", [](const Box& box) { return box.offset; }, "The first element in each dim.")
-      .def_prop_ro(
-          "shape", [](const Box& box) { return box.shape; }, "The number of elements in each dim.")
+      .def_ro("offset", &Box::offset, "The first element in each dim.")
+      .def_ro("shape", &Box::shape, "The number of elements in each dim.")
       .def_prop_ro("numel", &Box::numel, "Number of elements.")
       .def_prop_ro(
           "slices",
@@ -40,42 +71,15 @@ void bind_box(nb::module_& m) {
           },
           nb::sig("def slices(self) -> tuple[slice, ...]"),
           "The box as an index: array[box.slices].")
-      .def(
-          "__eq__",
-          [](const Box& a, nb::handle other) {
-            return nb::isinstance<Box>(other) && a == nb::cast<const Box&>(other);
-          },
-          "other"_a, nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__", [](const Box& box) { return static_cast<Py_ssize_t>(hash_of(box) >> 1); })
-      .def("__repr__", [](const Box& box) { return "Box(" + to_string(box) + ")"; })
-      .def("__getstate__", [](const Box& box) { return std::make_pair(box.offset, box.shape); })
-      .def("__setstate__", [](Box& box, std::pair<Dims, Dims> state) {
-        new (&box) Box{std::move(state.first), std::move(state.second)};
-      });
+      .def("__repr__", [](const Box& box) { return "Box(" + to_string(box) + ")"; });
+  by_value(bound, {"offset", "shape"});
 }
 
+// A placement, and the names of its fields, which its constructor takes.
 template <typename P>
-void equal_and_printed(nb::class_<P>& bound) {
-  bound
-      .def(
-          "__eq__",
-          [](const P& a, nb::handle other) {
-            return nb::isinstance<P>(other) && a == nb::cast<const P&>(other);
-          },
-          "other"_a, nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__",
-           [](const P& p) {
-             return static_cast<Py_ssize_t>(std::hash<std::string>()(to_string(Placement(p))) >> 1);
-           })
-      .def("__repr__", [](const P& p) { return to_string(Placement(p)); });
-}
-
-// Pickling of a placement without fields.
-template <typename P>
-void pickled_as_made(nb::class_<P>& bound) {
-  bound.def("__getstate__", [](const P&) { return true; }).def("__setstate__", [](P& p, bool) {
-    new (&p) P{};
-  });
+void bind_placement(nb::class_<P>& bound, const Names& names) {
+  bound.def("__repr__", [](const P& p) { return to_string(Placement(p)); });
+  by_value(bound, names);
 }
 
 void bind_placements(nb::module_& m) {
@@ -84,10 +88,8 @@ void bind_placements(nb::module_& m) {
                           "ceil(n / ranks) elements, of which the last ones are shorter or empty.");
   shard.def(
            "__init__", [](Shard* self, int64_t dim) { new (self) Shard{dim}; }, "dim"_a)
-      .def_ro("dim", &Shard::dim)
-      .def("__getstate__", [](const Shard& p) { return p.dim; })
-      .def("__setstate__", [](Shard& p, int64_t dim) { new (&p) Shard{dim}; });
-  equal_and_printed(shard);
+      .def_ro("dim", &Shard::dim);
+  bind_placement(shard, {"dim"});
   nb::class_<StridedShard> strided(
       m, "StridedShard",
       "torch's _StridedShard: mesh dims further right first split `dim` into `split` parts; then "
@@ -100,24 +102,20 @@ void bind_placements(nb::module_& m) {
           },
           "dim"_a, "split"_a)
       .def_ro("dim", &StridedShard::dim)
-      .def_ro("split", &StridedShard::split)
-      .def("__getstate__", [](const StridedShard& p) { return std::make_pair(p.dim, p.split); })
-      .def("__setstate__", [](StridedShard& p, std::pair<int64_t, int64_t> state) {
-        new (&p) StridedShard{state.first, state.second};
-      });
-  equal_and_printed(strided);
+      .def_ro("split", &StridedShard::split);
+  bind_placement(strided, {"dim", "split"});
   nb::class_<Replicate> replicate(m, "Replicate", "The same on every rank of the mesh dim.");
   replicate.def(nb::init<>());
-  equal_and_printed(replicate);
-  pickled_as_made(replicate);
+  bind_placement(replicate, {});
   nb::class_<Partial> partial(m, "Partial", "A pending sum over the mesh dim; it can't be saved.");
   partial.def(nb::init<>());
-  equal_and_printed(partial);
-  pickled_as_made(partial);
+  bind_placement(partial, {});
 }
 
 void bind_mesh(nb::module_& m) {
-  nb::class_<Mesh>(m, "Mesh", "Ranks in an n-dimensional grid with names, like torch's DeviceMesh.")
+  nb::class_<Mesh> bound(m, "Mesh",
+                         "Ranks in an n-dimensional grid with names, like torch's DeviceMesh.");
+  bound
       .def(
           "__init__",
           [](Mesh* self, Dims shape, std::optional<std::vector<int>> ranks,
@@ -137,28 +135,16 @@ void bind_mesh(nb::module_& m) {
       .def("coordinate", &Mesh::coordinate, "rank"_a,
            "The position of a global rank in the mesh; None for a rank outside it.")
       .def("rank_at", &Mesh::rank_at, "coordinate"_a)
-      .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; })
-      .def("__getstate__",
-           [](const Mesh& mesh) {
-             return std::make_tuple(mesh.shape(), mesh.ranks(), mesh.names());
-           })
-      .def("__setstate__",
-           [](Mesh& mesh, std::tuple<Dims, std::vector<int>, std::vector<std::string>> state) {
-             auto& [shape, ranks, names] = state;
-             new (&mesh) Mesh(std::move(shape), std::move(ranks), std::move(names));
-           });
+      .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; });
+  pickled_by(bound, {"shape", "ranks", "names"});
 }
 
 void bind_boxes_of_placements(nb::module_& m) {
   nb::class_<LocalBoxes>(m, "LocalBoxes", "What one rank holds of a tensor.")
-      .def_prop_ro(
-          "local_shape", [](const LocalBoxes& l) { return l.local_shape; },
-          "Shape of the local tensor.")
-      .def_prop_ro(
-          "boxes", [](const LocalBoxes& l) { return l.boxes; }, "Its boxes in the global tensor.")
-      .def_prop_ro(
-          "locals", [](const LocalBoxes& l) { return l.locals; },
-          "locals[i] is the box of the local tensor that holds boxes[i].");
+      .def_ro("local_shape", &LocalBoxes::local_shape, "Shape of the local tensor.")
+      .def_ro("boxes", &LocalBoxes::boxes, "Its boxes in the global tensor.")
+      .def_ro("locals", &LocalBoxes::locals,
+              "locals[i] is the box of the local tensor that holds boxes[i].");
   m.def(
       "local_boxes",
       [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
@@ -210,19 +196,15 @@ void bind_boxes_of_placements(nb::module_& m) {
 void bind_merging(nb::module_& m) {
   nb::class_<MergedSharding>(m, "MergedSharding",
                              "The part of the checkpoint's tensor that a rank holds.")
-      .def_prop_ro(
-          "global_shape", [](const MergedSharding& s) { return s.global_shape; },
-          "Shape of the checkpoint's tensor, in elements.")
-      .def_prop_ro(
-          "strides", [](const MergedSharding& s) { return s.strides; },
-          "Strides of the checkpoint's tensor if it were contiguous, in elements.")
-      .def_prop_ro(
-          "held", [](const MergedSharding& s) { return s.held; }, "The boxes that the rank holds.")
-      .def_prop_ro(
-          "replica_id", [](const MergedSharding& s) { return s.replica_id; },
-          "All zeros on exactly one of the ranks that hold the same boxes.")
-      .def_prop_ro(
-          "holders", [](const MergedSharding& s) { return s.holders; },
+      .def_ro("global_shape", &MergedSharding::global_shape,
+              "Shape of the checkpoint's tensor, in elements.")
+      .def_ro("strides", &MergedSharding::strides,
+              "Strides of the checkpoint's tensor if it were contiguous, in elements.")
+      .def_ro("held", &MergedSharding::held, "The boxes that the rank holds.")
+      .def_ro("replica_id", &MergedSharding::replica_id,
+              "All zeros on exactly one of the ranks that hold the same boxes.")
+      .def_ro(
+          "holders", &MergedSharding::holders,
           "The global ranks that hold the same boxes, ascending, this one included; empty if the "
           "meshes don't determine them.");
   m.def(

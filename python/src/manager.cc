@@ -53,10 +53,7 @@ void bind_step_info(nb::module_& m) {
             return info.lineage.parent->step;
           },
           "The step that it continues; None: it begins a line, or that is not known.")
-      .def("__repr__", [](const StepInfo& info) {
-        return "StepInfo(step=" + std::to_string(info.step) + ", name='" + info.name +
-               "', state='" + std::string(to_string(info.state)) + "')";
-      });
+      .def("__repr__", [](nb::handle self) { return shown(self, {"step", "name", "state"}); });
 }
 
 ManagedRun managed_run(const nb::bytes& path, uint64_t every, const std::optional<Keep>& keep,

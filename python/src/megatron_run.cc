@@ -46,15 +46,6 @@ void bind_megatron_run(nb::module_& m) {
         "pretrained"_a.none(), "iteration"_a.none(),
         "(iteration, whether it is the release checkpoint, the place); None: no checkpoint.");
   m.def(
-      "megatron_problem",
-      [](const nb::bytes& run, uint64_t iteration, bool release) {
-        const Location location(path_of(run));
-        const auto problem =
-            without_gil([&] { return engine::megatron_problem(location, {iteration, release}); });
-        return problem ? std::optional(python_text(problem->what())) : std::nullopt;
-      },
-      "run"_a, "iteration"_a, "release"_a, "Why it can't be loaded; None: it can.");
-  m.def(
       "move_megatron_tracker",
       [](const nb::bytes& run, uint64_t iteration, bool release, uint64_t interval,
          bool only_newest) {

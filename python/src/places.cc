@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "python/src/bindings.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
@@ -48,6 +49,23 @@ nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t off
     }
   });
   return found ? nb::object(python_bytes(*found)) : nb::none();
+}
+
+void put_file(const nb::bytes& path, const std::string& name, const nb::bytes& content) {
+  const Location location = location_of(path, false);
+  const std::string scratch = name + ".tilestone-" + random_uuid();
+  const ByteView bytes = byte_view(content);
+  without_gil([&] {
+    location.storage().publish(name, scratch, bytes, /*replace=*/true, Deadline::never());
+  });
+}
+
+void remove_file(const nb::bytes& path, const std::string& name) {
+  const Location location = location_of(path, false);
+  without_gil([&] {
+    location.storage().remove(name);
+    location.storage().settle("");
+  });
 }
 
 // What stands at a place, but a folder of a model, and the file that shows it; "": nothing else.
@@ -138,6 +156,10 @@ void bind_places(nb::module_& m) {
         nb::sig("def bytes_at(path: bytes, name: str, offset: int = 0, size: int | None = None) "
                 "-> bytes | None"),
         "The bytes of a file at a place; None if there is no such file.");
+  m.def("put_file", &put_file, "path"_a, "name"_a, "content"_a,
+        "Makes a file, or replaces it, in one step and durably.");
+  m.def("remove_file", &remove_file, "path"_a, "name"_a,
+        "Removes a file durably; does nothing if there is none.");
 }
 
 }  // namespace tilestone::python

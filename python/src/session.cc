@@ -69,11 +69,8 @@ void bind_session(nb::module_& m) {
           "here nor in plans_exchanged were planned by this rank, by files.")
       .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent,
               "Bytes of the plans that this rank sent.")
-      .def("__repr__", [](const SessionStats& stats) {
-        return "SessionStats(saves=" + std::to_string(stats.saves) +
-               ", plans_exchanged=" + std::to_string(stats.plans_exchanged) +
-               ", plans_from_cache=" + std::to_string(stats.plans_from_cache) +
-               ", plan_bytes_sent=" + std::to_string(stats.plan_bytes_sent) + ")";
+      .def("__repr__", [](nb::handle self) {
+        return shown(self, {"saves", "plans_exchanged", "plans_from_cache", "plan_bytes_sent"});
       });
   nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
       .def(nb::new_(&made_session), "comm"_a.none(), "seconds"_a, "check"_a)

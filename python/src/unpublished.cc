@@ -47,11 +47,8 @@ void bind_unpublished(nb::module_& m) {
       .def_prop_ro("complete", &UnpublishedSave::complete,
                    "Whether all its ranks have written, so that it can be published.")
       .def("__str__", [](const UnpublishedSave& save) { return python_text(save.text); })
-      .def("__repr__", [](const UnpublishedSave& save) {
-        return "UnpublishedSave(save_id='" + save.save_id +
-               "', world_size=" + std::to_string(save.world_size) +
-               ", missing_count=" + std::to_string(save.missing_count) +
-               (save.abandoned ? ", abandoned=True)" : ")");
+      .def("__repr__", [](nb::handle self) {
+        return shown(self, {"save_id", "world_size", "missing_count", "abandoned"});
       });
   m.def("unpublished", &unpublished, "path"_a, "watch"_a);
   m.def("publish", &publish_save, "path"_a, "save_id"_a, "timeout"_a, "threads"_a);
