@@ -8,7 +8,24 @@ format: stock torch reads them, and Tilestone reads those of stock torch. docs/f
 differences.
 """
 
+import sys
+
 import torch.distributed.checkpoint as _torchs
+from torch.distributed.checkpoint import (
+    api,
+    default_planner,
+    logger,
+    logging_handlers,
+    metadata,
+    optimizer,
+    planner,
+    planner_helpers,
+    resharding,
+    staging,
+    stateful,
+    storage,
+    utils,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -28,25 +45,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
-from tilestone.dcp import (
-    api,
-    default_planner,
-    filesystem,
-    hf_storage,
-    logger,
-    logging_handlers,
-    metadata,
-    optimizer,
-    planner,
-    planner_helpers,
-    resharding,
-    staging,
-    state_dict_loader,
-    state_dict_saver,
-    stateful,
-    storage,
-    utils,
-)
+from tilestone.dcp import filesystem, hf_storage, state_dict_loader, state_dict_saver
 from tilestone.dcp._enable import disable, enable
 from tilestone.dcp._hugging_face import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from tilestone.dcp._reader import FileSystemReader
@@ -100,6 +99,13 @@ __all__ = [
     "storage",
     "utils",
 ]
+
+# These modules need nothing from Tilestone, so they are torch's under Tilestone's names too.
+for _module in (
+    api, default_planner, logger, logging_handlers, metadata, optimizer, planner, planner_helpers,
+    resharding, staging, stateful, storage, utils,
+):  # fmt: skip
+    sys.modules[_module.__name__.replace(_torchs.__name__, __name__)] = _module
 
 
 def __getattr__(name: str) -> object:

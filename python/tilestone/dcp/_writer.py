@@ -394,18 +394,9 @@ class FileSystemWriter(_torchs.FileSystemWriter):
 
     def _finish_rank(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes this rank's own metadata in one step; with use_collectives=False."""
-        target = os.fspath(self._get_metadata_path(self.rank))
+        name = os.path.basename(self._get_metadata_path(self.rank))
         index = self._index(metadata, [result for of_rank in results for result in of_rank])
-        with open(f"{target}.{self.save_id}.tmp", "wb") as file:
-            file.write(index)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, target)
-        folder = os.open(os.path.dirname(target), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _core.put_file(_place(str(self.path)), name, index)
 
     @property
     def has_begun(self) -> bool:
