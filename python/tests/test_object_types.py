@@ -278,7 +278,6 @@ def test_a_loaded_opaque_is_saved_as_the_object_that_it_was(
     for source, target in ((first, second), (second, third)):
         loaded = tilestone.load({"x": None}, source)
         assert isinstance(part(loaded["x"]), tilestone.Opaque)
-        assert told(part(loaded["x"]).make(allow)) == told(want)
         # Inside an object that is not an Opaque, and therefore is pickled.
         tilestone.save({"x": loaded["x"], "y": argparse.Namespace(o={1: loaded["x"]})}, target)
     for source in (first, third):

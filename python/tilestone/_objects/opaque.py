@@ -2,9 +2,9 @@
 
 A checkpoint's pickles are never run. Objects of plain, harmless types are created through a closed
 table (plain_types.py). An object of any other class comes back as `Opaque`, which holds the
-description in the pickle without creating the object. `make` creates the object if the caller has
-allowed its class by name, and then calls only that class. When an `Opaque` is saved, it is written
-as the original object.
+description in the pickle without creating the object. `allow_classes` of a load creates it, and
+calls only the classes that it names. When an `Opaque` is saved, it is written as the original
+object.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import collections
 import dataclasses
 import enum
 import importlib
-from collections.abc import Collection
 from typing import Any
 
-from tilestone._errors import UnsafeError, UnsupportedError
+from tilestone._errors import UnsupportedError
 from tilestone._objects import plain_types
 
 
@@ -44,19 +43,6 @@ class Opaque(plain_types.Description):
             return hash((self.kind, self.module, self.name, self.args))
         except TypeError:
             return hash((self.kind, self.module, self.name, len(self.args)))
-
-    def make(self, allow_classes: Collection[str]) -> Any:
-        """Creates the object.
-
-        Args:
-            allow_classes: names ("argparse.Namespace") of the classes and functions that may be
-                called. They are called with arguments from the checkpoint.
-
-        Raises:
-            UnsafeError: a class is needed that is not in `allow_classes`.
-            UnsupportedError: an allowed class can't be imported here.
-        """
-        return _Maker(frozenset(allow_classes)).make(self)
 
 
 def _find(opaque: Opaque) -> Any:
@@ -153,49 +139,3 @@ def make(opaque: Opaque, allow: frozenset[str], harmless: frozenset[str] = froze
     if harmless and (made := _harmless(opaque, harmless)) is not opaque:
         return made
     return plain_types.made(opaque)
-
-
-class _Maker:
-    """Creates the object of every Opaque in a value. One that occurs several times is made once."""
-
-    def __init__(self, allow: frozenset[str]) -> None:
-        self._allow = allow
-        self._made: dict[int, Any] = {}
-
-    def make(self, value: Any) -> Any:
-        if not isinstance(value, (Opaque, list, tuple, set, frozenset, dict, collections.deque)):
-            return value
-        if id(value) not in self._made:
-            self._made[id(value)] = self._of(value)
-        return self._made[id(value)]
-
-    def _of(self, value: Any) -> Any:
-        if isinstance(value, Opaque):
-            return self._opaque(value)
-        if type(value) in (list, tuple, set, frozenset):
-            return type(value)(map(self.make, value))
-        if type(value) is collections.deque:
-            return collections.deque(map(self.make, value), value.maxlen)
-        if type(value) not in (dict, collections.OrderedDict, collections.defaultdict):
-            return value
-        items = ((self.make(key), self.make(item)) for key, item in value.items())
-        if type(value) is collections.defaultdict:
-            return collections.defaultdict(value.default_factory, items)
-        return type(value)(items)
-
-    def _opaque(self, value: Opaque) -> Any:
-        inner = dataclasses.replace(
-            value,
-            args=self.make(value.args),
-            state=self.make(value.state),
-            appended=self.make(value.appended),
-            entries=self.make(value.entries),
-            keywords=self.make(value.keywords),
-        )
-        made = make(inner, self._allow)
-        if made is inner:
-            raise UnsafeError(
-                f"an object of {value.full_name} is only created if allow_classes names that class",
-                hint=f'pass allow_classes=("{value.full_name}",) if you trust it',
-            )
-        return made
