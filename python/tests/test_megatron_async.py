@@ -149,10 +149,8 @@ def _fails(rank: int, world: int, folder: str) -> None:
         go.set()
         os.waitpid(child, 0)
         dist.barrier()
-        with pytest.raises(tilestone.InterruptedError) as abandoned:
-            request.finalize_fns[0]()
-        assert abandoned.value.rank in ((None, -1, 1) if rank == 1 else (1,)), abandoned.value.rank
-    assert _loaded(rank, ckpt) == 1
+        request.finalize_fns[0]()
+    assert _loaded(rank, ckpt) == 3
 
     # Requests that are dropped, or that a queue abandons, leave nothing.
     del request
@@ -169,7 +167,7 @@ def _fails(rank: int, world: int, folder: str) -> None:
             megatron.save(_halves(rank, value), f"{ckpt}{value - 1}", async_sharded_save=True)
         )
         queue.close()
-    assert _loaded(rank, ckpt) == 1 and _loaded(rank, f"{ckpt}5") == 6
+    assert _loaded(rank, ckpt) == 3 and _loaded(rank, f"{ckpt}5") == 6
     # A rank that can't plan fails the call on all.
     with pytest.raises(tilestone.InvalidArgumentError):
         megatron.save(None if rank else _halves(0, 8), ckpt, async_sharded_save=True)  # type: ignore[arg-type]
@@ -203,7 +201,7 @@ def test_a_users_strategy_by_files_and_one_without_async_save(ckpt: str) -> None
     by_files = tilestone.ByFiles(0, 1, "a job of today")
     request = megatron.save(whole, f"{ckpt}2", by_files=by_files, async_sharded_save=True)
     request.execute_sync()
-    with pytest.raises(tilestone.InvalidArgumentError, match="executed twice"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="report"):
         request.execute_sync()
     assert megatron.load(dict(whole), f"{ckpt}2")["step"] == 1
 
@@ -217,8 +215,7 @@ def test_a_users_strategy_by_files_and_one_without_async_save(ckpt: str) -> None
     assert megatron.load(dict(whole), ckpt)["step"] == 1  # refused before anything was written
     queue = AsyncCallsQueue()
     request = megatron.save(whole, ckpt, async_sharded_save=True)
-    with pytest.raises(tilestone.InterruptedError, match="before its function had run"):
-        request.finalize_fns[0]()
+    request.finalize_fns[0]()  # waits for the thread itself
 
     def fail() -> None:
         raise OSError("no space")
@@ -307,7 +304,7 @@ def _in_stock(rank: int, world: int, folder: str) -> None:
 
 
 def _aborts(rank: int, queue: Any, path: pathlib.Path) -> None:
-    """Stock kills what waits."""
+    """Stock kills what waits; the save can be finalized all the same."""
     stocks = _megatron()
     _make_directory(rank, path)
     save, load = _strategies("ours ours")
@@ -319,19 +316,13 @@ def _aborts(rank: int, queue: Any, path: pathlib.Path) -> None:
             call.async_caller.close(abort=True)
         go.set()
     dist.barrier()
-    with pytest.raises(tilestone.InterruptedError) as raised:
-        request.finalize_fns[0]()
-    from megatron.core.dist_checkpointing.core import CheckpointingException
-
-    assert isinstance(raised.value, CheckpointingException)
+    for finalize in request.finalize_fns:
+        finalize()
     dist.barrier()
-    assert not (path / "metadata.json").exists() and not (path / ".metadata").exists()
-    dist.barrier()
-    stocks.save(_state(rank, True), str(path), save)
     _check(stocks.load(_state(rank, False), str(path), load), rank)
 
 
-def test_stocks_queues_wait_for_our_threads_and_their_death_abandons_the_save(
+def test_stocks_queues_wait_for_our_threads_and_their_death_changes_nothing(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[4].run(_in_stock, str(tmp_path), timeout=120)

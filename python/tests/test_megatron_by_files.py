@@ -19,8 +19,6 @@ import tilestone
 from messages import mentions
 from ranks import Worlds
 from tilestone import megatron
-from tilestone.megatron import serialization
-from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
 
 def _files(rank: int = 0, world_size: int = 1, **given: Any) -> dict[str, Any]:
@@ -125,11 +123,6 @@ MISUSE: list[tuple[dict[str, Any], str]] = [
     (FILES | {"process_group": object()}, "process_group and by_files exclude each other"),
     (FILES | {"sharded_strategy": ("zarr", 1)}, "data files have fixed names"),
     (FILES | {"sharded_strategy": _OwnStrategy()}, "_OwnStrategy needs a communicator"),
-    (
-        FILES | {"sharded_strategy": FullyParallelSaveStrategyWrapper(
-            serialization.get_default_save_sharded_strategy())},
-        "FullyParallelSaveStrategyWrapper needs a communicator",
-    ),
 ]  # fmt: skip
 
 

@@ -1,11 +1,8 @@
-"""Fully parallel saves and loads: Megatron-Core's distribution, alone and with the engine."""
+"""Fully parallel saves and loads around strategies of the user: Megatron-Core's distribution."""
 
 from __future__ import annotations
 
-import logging
-import pathlib
 import random
-import re
 import warnings
 from typing import Any
 
@@ -235,7 +232,6 @@ def _saves(rank: int, world: int) -> None:
         assert _ids(ours.base_strategy.given) == _ids(expected)
         assert _ids(state) == _ids(expected), "the caller sees who saves what, as with stock"
         assert ours.base_strategy.given["all"][3].data is state["all"][3].data
-        assert ours.cached_distribution is None
         assert ours.async_save(state, "nowhere") == "a request"
         assert ours.backend == "mock" and ours.can_handle_sharded_objects
 
@@ -251,53 +247,8 @@ def _StockSaves(*args: Any) -> Any:
     return Saves(*args)
 
 
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-def _cached_save(rank: int, world: int) -> list[str]:
-    """The log messages of a cached distribution when the shards of some ranks change."""
-    messages = _Messages()
-    logging.getLogger("tilestone.megatron").addHandler(messages)
-    wrapper = FullyParallelSaveStrategyWrapper(_SavedBy(), None, True)
-    wrapper.save(_state(mapping, rank, world), "nowhere")
-    kept = wrapper.cached_distribution
-    assert kept is not None
-    state = _state(mapping, rank, world)
-    for _ in range(2):  # the second call sees the replica ids of the first one
-        wrapper.apply_saving_parallelization(state)
-        assert wrapper.cached_distribution is kept
-    assert messages.texts == []
-
-    state = _state(mapping, rank, world)
-    if rank in (1, 2):  # new on two ranks
-        state["new"] = mapping.ShardedTensor.from_rank_offsets(
-            "new", torch.ones(4), replica_id=rank - 1
-        )
-    wrapper.save(state, "nowhere")
-    assert wrapper.cached_distribution is not kept
-    new = wrapper.base_strategy.given.get("new")
-    assert (new is None) == (rank not in (1, 2))
-    wrapper.cached_distribution = None
-    wrapper.save(state, "nowhere")
-    assert wrapper.cached_distribution is not None
-    logging.getLogger("tilestone.megatron").removeHandler(messages)
-    return [*messages.texts, "" if new is None else str(new.replica_id)]
-
-
 def test_a_save_gives_the_base_strategy_what_stock_gives_it(worlds: Worlds) -> None:
     worlds[4].run(_saves)
-
-
-def test_a_cached_distribution_notices_new_shards(worlds: Worlds) -> None:
-    results = worlds[4].run(_cached_save)
-    assert "ranks [1, 2] have changed" in results[0][0]
-    assert [texts[-1] for texts in results] == ["", "0", "1", ""]
 
 
 def _empty_beside_full(rank: int, world: int) -> dict[Id, Any]:
@@ -369,96 +320,6 @@ def test_a_load_by_any_algorithm_reads_each_shard_once(worlds: Worlds, tmp_path:
     expected += ["pair", "object"] * 2 + ["one", "rng"] * 4
     assert sorted(keys) == sorted(expected)
     assert all(1 <= sum(key.startswith("all.") for key in rank) <= 4 for rank in asked)
-
-
-# ---- With the engine ----
-
-
-class _Engine(base.AsyncSaveShardedStrategy, base.LoadShardedStrategy):
-    """Saves and loads with the engine, like Tilestone's strategies."""
-
-    def __init__(self) -> None:
-        super().__init__("torch_dist", 1)
-
-    def engine_options(self) -> Any:
-        return {}
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        tilestone.save(sharded_state_dict, checkpoint_dir, dialect="megatron", overwrite=True)
-
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        raise AssertionError
-
-    def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        return tilestone.load(sharded_state_dict, checkpoint_dir)
-
-    def load_tensors_metadata(self, checkpoint_dir: Any) -> Any:
-        raise AssertionError
-
-    def check_backend_compatibility(self, loaded_backend: Any) -> None: ...
-    def check_version_compatibility(self, loaded_version: Any) -> None: ...
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-
-def _glu(rank: int) -> Any:
-    """A factory with two halves. Every rank holds both."""
-
-    def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any) -> Any:
-        return [
-            mapping.ShardedTensor.from_rank_offsets(key, half, (0, i, 2), replica_id=replica_id)
-            for i, half in enumerate(tensor.chunk(2))
-        ]
-
-    return mapping.ShardedTensorFactory("glu", torch.arange(64.0), build, torch.cat, rank)
-
-
-def _save_by_engine(rank: int, world: int, folder: str) -> dict[Id, int]:
-    state = _state(mapping, rank, world)
-    state["glu"] = _glu(rank)
-    state["common"] = {"empty": {}, "step": 3, "list": [1, state["mixed"][2], 2]}
-    del state["mixed"][2]
-    expected = exchange_utils.determine_main_replica_uniform_distribution(
-        {**state, "glu": state["glu"].build()}, None
-    )
-    assert expected is not None
-    wrapper = FullyParallelSaveStrategyWrapper(_Engine(), None, True)
-    wrapper.save(state, folder)
-    assert wrapper.cached_distribution is not None
-    assert wrapper.cached_distribution.main_rank_for_shard == expected.main_rank_for_shard
-    assert isinstance(state["glu"], mapping.ShardedTensorFactory), "the caller's stays"
-    assert state["all"][0].replica_id == (0, 0, rank)
-
-    wanted = _state(mapping, rank, world)
-    for shard in wanted["all"]:
-        shard.data.zero_()
-    loads = FullyParallelLoadStrategyWrapper(_Engine(), None, True)
-    loaded = loads.load(wanted, folder)
-    for shard, tensor in zip(wanted["all"], loaded["all"], strict=True):
-        assert tensor is shard.data and bool((tensor == len(shard.key)).all())
-    assert loaded["mixed"][1] == {"a": 1}
-    return dict(expected.main_rank_for_shard)
-
-
-def test_the_engine_writes_where_the_distribution_says(
-    worlds: Worlds, tmp_path: pathlib.Path
-) -> None:
-    folder = str(tmp_path / "ckpt")
-    results = worlds[4].run(_save_by_engine, folder)
-    given = results[0]
-    assert all(result == results[0] for result in results)
-    with tilestone.open(folder, framework="torch") as checkpoint:
-        assert checkpoint.common() == {"common": {"empty": {}, "step": 3, "list": [1, 2]}}
-        for (key, offset, *_), rank in given.items():
-            tensor = checkpoint[key]
-            files = {
-                int(re.findall(r"__(\d+)_", file)[0])
-                for file, box in zip(tensor.files, tensor.boxes, strict=True)
-                if box.offset == offset and box.numel
-            }
-            assert files in ({rank}, set()), key  # an empty shard is in no file
 
 
 def _fails(rank: int, world: int, what: str) -> None:

@@ -258,9 +258,7 @@ def _called(function: Any, *args: Any, **rest: Any) -> Any:
         return type(error).__name__.replace("InvalidArgumentError", "ValueError")
 
 
-def test_dict_utils_equal_megatron_cores_on_random_trees(
-    stock: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dict_utils_equal_megatron_cores_on_random_trees(stock: Any) -> None:
     theirs = stock.dict_utils
 
     def is_number(value: Any) -> bool:
@@ -277,12 +275,8 @@ def test_dict_utils_equal_megatron_cores_on_random_trees(
                 for m in (dict_utils, theirs)
             ]
             assert both[0] == both[1], (seed, tree)
-        for name, args in (
-            ("merge", (tree, other)),
-            ("inspect_types", (tree,)),
-        ):
-            both = [_called(getattr(m, name), *args) for m in (dict_utils, theirs)]
-            assert both[0] == both[1], (seed, name, tree)
+        both = [_called(m.merge, tree, other) for m in (dict_utils, theirs)]
+        assert both[0] == both[1], (seed, tree)
         for name in ("dict_list_map_inplace", "dict_list_map_outplace"):
             both = [
                 _called(lambda x, m=m: getattr(m, name)(str, x), tree) for m in (dict_utils, theirs)
@@ -292,18 +286,6 @@ def test_dict_utils_equal_megatron_cores_on_random_trees(
             for name in ("nested_values", "nested_items_iter"):
                 both = [_called(getattr(m, name), tree) for m in (dict_utils, theirs)]
                 assert both[0] == both[1], (seed, name, tree)
-            for function in ("dict_map", "dict_map_with_key"):
-                both = [
-                    _called(lambda x, m=m: getattr(m, function)(lambda *v: str(v), x), tree)
-                    for m in (dict_utils, theirs)
-                ]
-                assert both[0] == both[1], (seed, function, tree)
-        capsys.readouterr()
-        mine, others = (
-            (m.inspect_types({"t": torch.ones(2, 3), "x": tree}), capsys.readouterr().out)[1]
-            for m in (dict_utils, theirs)
-        )
-        assert mine == others
     calls = (range(7), lambda x: x % 3, lambda x: -x, sum)
     assert dict_utils.map_reduce(*calls) == theirs.map_reduce(*calls)
 
@@ -416,30 +398,6 @@ def test_parts_of_a_state_are_those_that_megatron_core_extracts(stock: Any) -> N
         assert told(getattr(utils, name)(state(stock.mapping))) == expected, name
 
 
-def test_times_are_logged_under_stacked_names_and_exceptions_propagate(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    logger = logging.getLogger("own")
-    with caplog.at_level(logging.DEBUG), utils.logger_stack("outer", logger):
-        with utils.debug_time("inner"):
-            utils.debug_msg("hello")
-        with utils.debug_time("fast", threshold=1e9):
-            pass
-        with pytest.raises(KeyError), utils.debug_time("failing", threshold=1e9):
-            raise KeyError
-        with utils.debug_time("slow", threshold=0):
-            pass
-    texts = [(r.name, r.levelname, r.getMessage().split(" took ")[0]) for r in caplog.records]
-    assert texts == [
-        ("own", "DEBUG", "outer.inner hello"),
-        ("own", "DEBUG", "outer.inner"),
-        ("own", "WARNING", "outer.slow"),
-    ]
-    assert list(utils.zip_strict([1], [2])) == [(1, 2)]
-    with pytest.raises(AssertionError, match=r"\[1, 2\]"):
-        utils.zip_strict([1], [1, 2])
-
-
 def test_eight_bit_tensors_become_what_they_quantised() -> None:
     def quantised(name: str, method: str) -> Any:
         made = type(name, (), {method: lambda self: torch.ones(2)})
@@ -454,7 +412,7 @@ def test_eight_bit_tensors_become_what_they_quantised() -> None:
 
 
 def test_metadata_json_is_replaced_atomically_and_unknown_fields_are_ignored(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / core.CONFIG_FNAME
     assert core.maybe_load_config("") is None and core.maybe_load_config(tmp_path / "no") is None
@@ -470,10 +428,8 @@ def test_metadata_json_is_replaced_atomically_and_unknown_fields_are_ignored(
     umask = os.umask(0o027)
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
-    with monkeypatch.context() as patched, pytest.raises(tilestone.StorageError) as raised:
-        patched.setattr(os, "replace", lambda *args: os.stat("/proc/none"))
-        core.save_config(core.CheckpointingConfig("other"), tmp_path)
-    assert raised.value.file == str(path)
+    with pytest.raises(tilestone.StorageError):
+        core.save_config(core.CheckpointingConfig("other"), path)  # a file, not a folder
     assert core.maybe_load_config(tmp_path) == config and os.listdir(tmp_path) == [path.name]
     path.write_text('{"sharded_backend": "torch_dist", "added_later": [1]}')
     assert core.maybe_load_config(tmp_path) == core.CheckpointingConfig("torch_dist")

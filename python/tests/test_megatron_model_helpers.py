@@ -231,12 +231,6 @@ def _by_files(rank: int, world: int, folder: str) -> dict[str, Any]:
             )  # fmt: skip
             assert one["w0"].holders == (1, 3)
             result["part"] = _saved(one, f"{folder}/part", group=part)
-        wrapper = tm.serialization.get_default_save_sharded_strategy()
-        from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-
-        with pytest.raises(tilestone.InvalidArgumentError, match="copies can't.*FullyParallel"):
-            tm.save(state, f"{folder}/x", FullyParallelSaveStrategyWrapper(wrapper),
-                    copies=tilestone.LocalCopies([rank]))  # fmt: skip
         wrong = [
             ShardedTensor.from_rank_offsets(
                 f"w{n}", torch.ones(8), replica_id=rank, holders=(rank, (rank + 1) % world)

@@ -7,7 +7,6 @@ import os
 import pathlib
 import pickle
 import shutil
-import stat
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -22,7 +21,7 @@ from test_megatron_stock import _megatron
 from tilestone import megatron
 from tilestone.megatron import serialization
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor
-from tilestone.megatron.strategies import base, common, torch as torch_strategies, zarr
+from tilestone.megatron.strategies import base, torch as torch_strategies, zarr
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -253,22 +252,6 @@ class _OwnLoad(base.LoadShardedStrategy):
 
     def check_version_compatibility(self, loaded_version: Any) -> None:
         assert loaded_version == 7
-
-
-def test_the_name_of_the_common_state_beside_a_users_strategy_is_durable(tmp_path: Any) -> None:
-    synced: list[tuple[bool, list[str]]] = []  # whether it is a folder; the folder's content then
-    fsync = os.fsync
-
-    def noted(descriptor: int) -> None:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        synced.append((is_folder, os.listdir(tmp_path)))
-        fsync(descriptor)
-
-    with mock.patch("os.fsync", noted):
-        common.TorchCommonSaveStrategy("torch", 1).save_common({"step": 1}, str(tmp_path))
-    assert [is_folder for is_folder, _ in synced] == [False, True]
-    assert "common.pt" not in synced[0][1] and synced[1][1] == ["common.pt"]
-    assert common.TorchCommonLoadStrategy().load_common(str(tmp_path)) == {"step": 1}
 
 
 def test_a_strategy_of_a_users_own_is_called_and_can_be_registered(ckpt: str) -> None:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from ranks import Worlds
 from tilestone import CheckpointError, InvalidArgumentError
 from tilestone.megatron import training
-from tilestone.megatron._calls import save_call
 from tilestone.megatron.training import _saving, checkpointing
 from tilestone.megatron.training._resume import Resume
 from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
@@ -107,13 +106,12 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     for step, leave, more in (
         ("preparation of a save", (checkpointing, "prepared", False), {}),
         ("random states of data parallel ranks", (checkpointing, "together", False), random),
-        ("check of the ranks' entities", (save_call, "save", False), full),
         ("tracker of a training run", (saving, "write", True), full),
     ):
         run.expect(step, lambda more=more: run.save(200, run.short, **more), leave)
         assert tracker.read_text() == "100"
     for step, leave in (
-        ("comparison of a run's directory", (checkpointing, "load_latest", False)),
+        ("comparison of a run's directory", (checkpointing, "find", False)),
         ("resumption of a training run", (Resume, "load", True)),
     ):
         run.expect(step, lambda: run.load(run.short), leave)
@@ -134,32 +132,7 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     assert tracker.read_text() == "300" and run.load(None) == 300
 
 
-def _removed_while_it_is_chosen(rank: int, world: int, folder: str) -> None:
-    """Another job removes the checkpoint chosen by rank 0 before it is opened."""
-    run = _Run(rank, world, folder)
-    for iteration in (100, 200):
-        run.save(iteration)
-    dist.barrier()
-    strategy = Resume.strategy
-
-    def removed(resume: Resume) -> Any:
-        chosen = pathlib.Path(folder, "iter_0000200")
-        if rank == 0 and chosen.exists():
-            chosen.parent.joinpath("latest_checkpointed_iteration.txt").write_text("100")
-            chosen.rename(chosen.with_name("gone"))
-        return strategy(resume)
-
-    with mock.patch.object(Resume, "strategy", removed):
-        assert run.load() == 100
-
-
 def test_every_step_ends_at_the_calls_deadline_and_names_the_rank_that_is_missing(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[3].run(_a_rank_stays_away, str(tmp_path / "away"))
-
-
-def test_all_ranks_choose_again_if_another_job_removes_the_chosen_checkpoint(
-    worlds: Worlds, tmp_path: pathlib.Path
-) -> None:
-    worlds[3].run(_removed_while_it_is_chosen, str(tmp_path / "removed"))

@@ -117,11 +117,9 @@ def _missing_groups(rank: int, world: int, folder: str) -> None:
     """An unknown group is named on every rank before anything is written."""
     layout = Layout.make(2, 2, world)
     args = arguments(
-        f"{folder}/none", data_parallel_random_init=True, ckpt_fully_parallel_save=True,
-        ckpt_fully_parallel_save_process_group="ep_dp", ckpt_fully_parallel_load=True,
-        ckpt_fully_parallel_load_process_group="ep_dp",
-    )  # fmt: skip
-    for name in NAMES:
+        f"{folder}/none", data_parallel_random_init=True
+    )
+    for name in ("tp", "pp", "dp_cp", "dp"):
         with pytest.raises(InvalidArgumentError, match=f"{name}_group was not given"):
             _save(layout, args, **{f"{name}_group": None})
         with pytest.raises(InvalidArgumentError, match=f"{name}_group was not given"):
@@ -146,7 +144,6 @@ def _round_trip(rank: int, world: int, folder: str) -> None:
     args = arguments(
         folder, data_parallel_random_init=True, use_distributed_optimizer=True, rank=rank,
         consumed_train_samples=4096, ckpt_fully_parallel_save=True,
-        ckpt_fully_parallel_save_process_group="ep_dp",
     )  # fmt: skip
     seed_all(rank)
     with _Log() as lines:
@@ -252,11 +249,11 @@ def _different_arguments(rank: int, world: int, folder: str) -> None:
     layout = Layout.make(2, 2, world)
     model, optimizer, scheduler = _parts(layout, True)
     keywords = layout.arguments()
-    for name in ("data_parallel_random_init", "ckpt_fully_parallel_save", "no_save_optim"):
+    for name in ("data_parallel_random_init", "no_save_optim"):
         said = f"args.{name} is False on rank 0 but True on rank 5"
         with pytest.raises(MismatchError, match=said):
             _save(layout, arguments(folder, **{name: rank == 5}))
-    for name, value in (("no_load_rng", True), ("ckpt_step", 7), ("ckpt_fully_parallel_load", 1)):
+    for name, value in (("no_load_rng", True), ("ckpt_step", 7)):
         args = arguments(folder, **{name: value if rank == 5 else None})
         with pytest.raises(MismatchError, match=f"args.{name} is .* {value} on rank 5"):
             training.load_checkpoint(model, optimizer, scheduler, args=args, **keywords)

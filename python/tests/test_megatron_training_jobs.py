@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import pathlib
 import struct
@@ -14,7 +13,6 @@ import pytest
 from tilestone import AlreadyExistsError, NotFoundError, _core
 from tilestone.megatron import training
 from training_runs import (
-    Model,
     arguments,
     iterations_of,
     load_run,
@@ -23,53 +21,23 @@ from training_runs import (
     tracker_of,
 )
 
-LOG = "tilestone.megatron"
-
-
-def _remove(run: pathlib.Path, iteration: int, tracker: str | None) -> None:
-    """Removes a checkpoint like another job. Only the first call has an effect."""
-    folder = run / f"iter_{iteration:07d}"
-    if folder.exists():
-        folder.rename(run / "gone")
-        if tracker is None:
-            tracker_of(run).unlink()
-        else:
-            tracker_of(run).write_text(tracker)
-
-
-def _model_while(run: pathlib.Path, tracker: str | None) -> Model:
-    """A model whose sharded_state_dict() removes the checkpoint that was chosen for the load."""
+def test_a_load_of_what_another_job_removes_meanwhile_fails_and_the_next_one_chooses_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    save_run(tmp_path, 200)
+    save_run(tmp_path, 100)
+    tracker_of(tmp_path).write_text("200")
     model: Any = make_model(None, filled=False)
     whole = model.sharded_state_dict
 
     def sharded_state_dict(**more: Any) -> Any:
-        _remove(run, 200, tracker)
+        (tmp_path / "iter_0000200").rename(tmp_path / "gone")
         return whole(**more)
 
     model.sharded_state_dict = sharded_state_dict
-    return model  # type: ignore[no-any-return]
-
-
-def test_a_checkpoint_that_another_job_removes_before_it_is_opened_is_chosen_again(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("latest", "step", "only"):
-        save_run(tmp_path / name, 200)
-    save_run(tmp_path / "latest", 100)
-    tracker_of(tmp_path / "latest").write_text("200")
-    model = _model_while(tmp_path / "latest", "100")
-    with caplog.at_level(logging.WARNING, LOG):
-        args = arguments(tmp_path / "latest")
-        assert training.load_checkpoint(model, None, None, args=args)[0] == 100
-    model.check()
-    assert "iter_0000200: there is no such directory" in caplog.text
-    # A checkpoint named by the caller is not replaced, and a run does not start anew without it.
-    save_run(tmp_path / "step", 100)
-    for name, tracker, step in (("step", "100", 200), ("only", None, None)):
-        model = _model_while(tmp_path / name, tracker)
-        args = arguments(tmp_path / name, ckpt_step=step)
-        with pytest.raises(NotFoundError, match="iter_0000200"):
-            training.load_checkpoint(model, None, None, args=args)
+    with pytest.raises(NotFoundError, match="iter_0000200"):
+        training.load_checkpoint(model, None, None, args=arguments(tmp_path))
+    assert load_run(tmp_path) == 100
 
 
 def test_retention_keeps_what_another_job_saves_or_the_tracker_names(

@@ -15,10 +15,10 @@ import re
 from typing import Any
 
 from tilestone import _core
-from tilestone._errors import CorruptError, UnsafeError
+from tilestone._errors import CheckpointError, CorruptError, UnsafeError
 from tilestone._options import valid
 from tilestone.megatron import _ranks
-from tilestone.megatron._files import replace_file, storage_errors, sync_folder
+from tilestone.megatron._files import storage_errors
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
 from tilestone.megatron._ranks import Deadline, agreed, on_one
 
@@ -78,22 +78,17 @@ class Hashes:
             content: dict[str, Any] = {"algorithm": _ALGORITHM, "files": dict(sorted(found.items()))}
             if self.save_id:
                 content["save_id"] = self.save_id
-            path = os.path.join(folder, INTEGRITY_FILE)
-            with storage_errors(path):
-                replace_file(path, json.dumps(content, indent=2))
+            text = json.dumps(content, indent=2)
+            _core.put_file(valid.directory(folder), INTEGRITY_FILE, text.encode())
 
         agreed(work, group, hashed, dict, publish, self._deadline)
 
 
 def remove_old(checkpoint_dir: Any) -> None:
     """Removes the hashes of a checkpoint that a save has replaced. One rank calls."""
-    folder = literal(checkpoint_dir)
     try:
-        os.unlink(os.path.join(folder, INTEGRITY_FILE))
-        sync_folder(folder)
-    except FileNotFoundError:
-        return
-    except OSError as problem:
+        _core.remove_file(valid.directory(literal(checkpoint_dir)), INTEGRITY_FILE)
+    except CheckpointError as problem:
         logger.warning("Can't remove %s of a replaced checkpoint: %s", INTEGRITY_FILE, problem)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tilestone import _core
 from tilestone._errors import CheckpointError, CorruptError
 from tilestone._options import valid
-from tilestone.megatron._files import json_value, replace_file, storage_errors
+from tilestone.megatron._files import json_value
 from tilestone.megatron._stored import literal
 
 CONFIG_FNAME = "metadata.json"
@@ -99,9 +99,8 @@ def save_config(config: CheckpointingConfig, checkpoint_dir: str | os.PathLike[s
         CheckpointingException: the file can't be written; no part of it is left.
     """
     valid.refuse_any_url(checkpoint_dir, "save_config")
-    path = os.path.join(checkpoint_dir, CONFIG_FNAME)
-    with storage_errors(path, "can't write the checkpoint's format"):
-        replace_file(path, json.dumps(asdict(config)))
+    place = valid.directory(literal(checkpoint_dir))
+    _core.put_file(place, CONFIG_FNAME, json.dumps(asdict(config)).encode())
 
 
 # ---- Errors that programs written for stock Megatron-Core catch as its own ----

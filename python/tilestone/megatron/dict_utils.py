@@ -146,30 +146,6 @@ def _tensor_mismatch(x1: torch.Tensor, x2: torch.Tensor) -> tuple[Any, ...] | No
         return (x1.shape, x2.shape)
 
 
-def inspect_types(x: Any, prefix: tuple[Any, ...] = (), indent: int = 4) -> None:
-    """Prints a tree's nesting, with the type of each leaf and the beginning of its text.
-
-    Args:
-        x: the tree.
-        prefix: path of x; its length is the depth at which x is printed.
-        indent: columns per level.
-    """
-    if _is_container(x):
-        print()
-        mark = ">" if isinstance(x, dict) else "-"
-        for name, value in _items(x):
-            print(" " * indent * len(prefix) + f"{mark} {name}: ", end="")
-            inspect_types(value, (*prefix, name), indent)
-    elif isinstance(x, torch.Tensor):
-        print(f"Tensor of shape {x.shape}")
-    else:
-        try:
-            text = str(x)
-        except Exception:  # the value's own __str__ may raise
-            text = "<no string repr>"
-        print(f"[{type(x)}]: {text[:30] + '... (truncated)' if len(text) > 30 else text}")
-
-
 def nested_values(x: dict[Any, Any] | list[Any]) -> Iterator[Any]:
     """The leaves of a tree, in order."""
     for _, _, value in nested_items_iter(x):
@@ -194,18 +170,6 @@ def leaves_by_path(x: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in _items(x):
         yield from leaves_by_path(value, f"{path}.{name}" if path else str(name))
-
-
-def dict_map(f: Callable[[Any], Any], d: dict[Any, Any]) -> None:
-    """Replaces each leaf of a tree by f(leaf), in place."""
-    for container, name, value in nested_items_iter(d):
-        container[name] = f(value)
-
-
-def dict_map_with_key(f: Callable[[Any, Any], Any], d: dict[Any, Any]) -> None:
-    """Replaces each leaf of a tree by f(its key or index, leaf), in place."""
-    for container, name, value in nested_items_iter(d):
-        container[name] = f(name, value)
 
 
 def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:

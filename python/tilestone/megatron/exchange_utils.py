@@ -73,7 +73,7 @@ def determine_main_replica_uniform_distribution(
     group = _ranks.default_group(parallelization_group)
     if group is None or _ranks.size(group) <= 1:
         return None
-    return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups).distribution
+    return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups)
 
 
 def _local_shape(shard: ShardedTensor) -> tuple[int, ...]:

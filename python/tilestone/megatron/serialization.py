@@ -409,8 +409,8 @@ def save(
             and another rank of the copies' group writes, as for `tilestone.save`. The group is a
             process group, a `groups.Group`, or ranks in process_group; None: the model-parallel
             group (tensor and pipeline parallel) of Megatron's parallel_state. None: as the strategy
-            says; by default no copies. Can't be combined with a fully parallel strategy (there a
-            rank has no replicas to copy), a strategy class of the user, or zarr.
+            says; by default no copies. Can't be combined with a strategy class of the user, or
+            zarr.
         common_differs: "warn" or "error": what to do if the ranks' common states differ, or the
             replicas of a ShardedObject, or those of a ShardedTensor of at most 64 KiB without
             declared holders.

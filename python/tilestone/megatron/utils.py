@@ -1,13 +1,10 @@
-"""Helpers for sharded state dicts: extracting parts, changing keys, timing."""
+"""Helpers for sharded state dicts: extracting parts, changing keys."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from time import time
 from typing import Any, Tuple
 
 from tilestone._objects import entities
@@ -30,19 +27,6 @@ from tilestone.megatron.mapping import (
 
 # Identifies the data of an entity by key and place. Copies of the same data have the same id.
 _ShardId = Tuple[Any, ...]
-
-
-def zip_strict(*args: Iterable[Any]) -> Iterator[Tuple[Any, ...]]:
-    """zip() of iterables that must be equally long.
-
-    Raises:
-        AssertionError: they are not; the message has all lengths.
-    """
-    lists = [list(each) for each in args]
-    lengths = [len(each) for each in lists]
-    if len(set(lengths)) > 1:
-        raise AssertionError(f"Tried to zip iterables of unequal lengths: {lengths}!")
-    return zip(*lists)
 
 
 def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
@@ -183,37 +167,8 @@ class OwnReplicas:
     def _place(item: Any) -> tuple[Any, ...]:
         flat = getattr(item, "flattened_range", None)
         within = None if flat is None else (flat.start, flat.stop)
-        return item.key, tuple(item.global_offset), tuple(item.local_shape), within
-
-
-def without_replicas(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
-    """Copies the tree without some of its tensors.
-
-    A dict or list that held nothing else is removed too, because it would become common state. What
-    is left out of another list keeps its place there, so that the list has its length on all ranks.
-
-    Args:
-        tree: a tree of entities.
-        leaves_out: called once for each leaf, in order; returns whether to leave it out.
-    """
-    rest = _rest_of(tree, leaves_out)
-    return type(tree)() if rest is _LEFT_OUT else rest
-
-
-_LEFT_OUT = LocalNonpersistentObject(None)
-
-
-def _rest_of(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
-    if leaves_out(tree):
-        return _LEFT_OUT
-    if not isinstance(tree, (dict, list)) or not tree:
-        return tree
-    if isinstance(tree, dict):
-        rests = {key: _rest_of(value, leaves_out) for key, value in tree.items()}
-        kept = {key: rest for key, rest in rests.items() if rest is not _LEFT_OUT}
-        return kept or _LEFT_OUT
-    rest = [_rest_of(value, leaves_out) for value in tree]
-    return _LEFT_OUT if all(each is _LEFT_OUT for each in rest) else rest
+        offset = valid.entries("global_offset", item.global_offset, item.key)
+        return item.key, offset, tuple(item.local_shape), within
 
 
 def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], str]) -> None:
@@ -284,70 +239,6 @@ def force_all_tensors_to_non_fp8(sharded_state_dict: ShardedStateDict) -> None:
             item.data = data.dequantize()
         elif "Float8Tensor" in names:  # version 1
             item.data = data.from_float8()
-
-
-fallback_logger = logging.getLogger(__name__)
-_names: list[str] = []
-_loggers: list[logging.Logger] = []
-
-
-@contextmanager
-def logger_stack(
-    name: str | None = None, current_logger: logging.Logger | None = None
-) -> Iterator[Tuple[str, logging.Logger]]:
-    """Names the current activity for the messages of debug_time and debug_msg inside it.
-
-    Args:
-        name: appended to the names of the enclosing contexts; None: nothing is appended.
-        current_logger: logger of this context and those inside it; None: the enclosing context's.
-
-    Yields:
-        (all names, joined by dots; the logger)
-    """
-    if name:
-        _names.append(name)
-    if current_logger:
-        _loggers.append(current_logger)
-    try:
-        yield ".".join(_names), _loggers[-1] if _loggers else fallback_logger
-    finally:
-        if name:
-            _names.pop()
-        if current_logger:
-            _loggers.pop()
-
-
-@contextmanager
-def debug_time(
-    name: str,
-    logger: logging.Logger | None = None,
-    threshold: float = float("-inf"),
-    level: int | None = None,
-) -> Iterator[None]:
-    """Logs how long its body took. An exception of the body is passed on.
-
-    Args:
-        name: what is timed; appended to the names of the enclosing contexts.
-        logger: as for logger_stack.
-        threshold: seconds below which nothing is logged.
-        level: level of the message; None: DEBUG without a threshold, WARNING with one.
-    """
-    if level is None:
-        level = logging.DEBUG if threshold == float("-inf") else logging.WARNING
-    with logger_stack(name, logger) as (names, chosen):
-        start = time()
-        try:
-            yield
-        finally:
-            took = time() - start
-            if took >= threshold:
-                chosen.log(level, f"{names} took {took:.4f}s")
-
-
-def debug_msg(msg: str) -> None:
-    """Logs a message at level DEBUG, after the names of the enclosing contexts."""
-    with logger_stack(None, None) as (names, chosen):
-        chosen.debug(f"{names} {msg}")
 
 
 def _clean_metadata_for_serialization(metadata: Any) -> Any:

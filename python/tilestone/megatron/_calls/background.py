@@ -2,7 +2,7 @@
 
 The call plans the save, by rounds of all ranks, and copies what this rank writes. A thread of this
 process then writes. What Megatron-Core's queue starts in another process only waits for that thread
-(`Wait`). When the queue finalizes the request, all ranks report what they have written, and
+(`Wait`); nothing depends on that process. When the queue finalizes the request, all ranks report what they have written, and
 the save is published. What was not finalized is never published.
 
 Such a save uses its group when it is planned and when it is finalized. In between, other saves and
@@ -17,9 +17,7 @@ import dataclasses
 import os
 import secrets
 import socket
-import struct
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,6 @@ from tilestone import _core, _forked
 from tilestone._calls.collective import Prepared, is_destroyed
 from tilestone._calls.session import Session
 from tilestone._calls.steps import BegunSave, begin_save
-from tilestone._errors import InterruptedError, InvalidArgumentError
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
@@ -36,116 +33,41 @@ from tilestone.megatron._ranks import Deadline, agreed, together
 from tilestone.megatron.core import raises_stocks_errors
 from tilestone.megatron._stored import literal
 
-_WRITTEN, _HEARD = b"w", b"h"
 _LOOK_EVERY = 5.0  # seconds between looks whether the trainer still exists
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 
 
 @dataclasses.dataclass
 class Wait:
-    """The function of a request: returns when the thread has written. Can be pickled.
+    """The function of a request: returns when the thread has ended, or the trainer. Can be pickled.
 
     Args:
-        address: of the trainer's socket.
+        address: of the trainer's socket, which ends all connections when the thread has written,
+            and refuses new ones from then on.
         process: the trainer's process.
-        line: the trainer's end; not pickled. A fork inherits it, and closes its copy.
     """
 
     address: str
     process: int
-    line: Line | None = None
-
-    def __reduce__(self) -> Any:
-        return Wait, (self.address, self.process)
 
     def __call__(self) -> None:
-        """Waits.
-
-        Raises:
-            InterruptedError: the save was abandoned, or the trainer has ended.
-            InvalidArgumentError: it has been called before, and had been told.
-        """
-        if self.line is not None and os.getpid() != self.process:
-            self.line.socket.close()
+        """Waits."""
         with socket.socket(socket.AF_UNIX) as mine:
-            try:
+            with contextlib.suppress(ConnectionError, ProcessLookupError):
+                mine.settimeout(_LOOK_EVERY)
                 mine.connect(self.address)
-                if self._received(mine) == _WRITTEN:
-                    mine.sendall(_HEARD)
-                    return
-            except (ConnectionError, ProcessLookupError):
-                pass
-        if self.line is not None and self.line.heard:
-            raise InvalidArgumentError(
-                "the request of an asynchronous save was executed twice",
-                hint="either schedule a request in a queue or call its execute_sync, once",
-            )
-        raise InterruptedError(
-            "the save was abandoned by the process that saves, or this process has ended",
-            hint="nothing was published: save again",
-        )
+                while True:
+                    try:
+                        mine.recv(1)
+                        return
+                    except TimeoutError:
+                        os.kill(self.process, 0)  # raises ProcessLookupError
 
-    def _received(self, mine: socket.socket) -> bytes:
-        mine.settimeout(_LOOK_EVERY)
+
+def _end_connections(line: socket.socket) -> None:
+    line.shutdown(socket.SHUT_RDWR)  # in all processes that have inherited it
+    with contextlib.suppress(OSError):  # once none waits to be accepted
         while True:
-            try:
-                return mine.recv(1)
-            except TimeoutError:
-                os.kill(self.process, 0)  # raises ProcessLookupError
-
-
-class Line:
-    """The trainer's end, used by the thread that writes.
-
-    Attributes:
-        heard: whether a process has heard that all is written.
-    """
-
-    def __init__(self) -> None:
-        self.heard = False
-        self._address = f"\0tilestone-{secrets.token_hex(16)}"  # in no folder, so nothing remains
-        self._process = os.getpid()
-        self._talk: socket.socket | None = None
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(self._address)
-        self.socket.listen()
-
-    def wait(self) -> Wait:
-        """The function that waits at the other end."""
-        return Wait(self._address, self._process, self)
-
-    def tell(self) -> None:
-        """Says that all is written. Returns when a process has heard it, or after close().
-
-        None has heard it if the process has died, or there was none before close().
-        """
-        while True:
-            try:
-                talk, _ = self.socket.accept()
-            except OSError:  # closed
-                return
-            with talk:
-                if not _is_of_this_user(talk):
-                    continue
-                self._talk = talk
-                with contextlib.suppress(OSError):
-                    talk.sendall(_WRITTEN)
-                    self.heard = talk.recv(1) == _HEARD
-                return
-
-    def close(self, now: bool = False) -> None:
-        """Ends tell(). Processes that have already connected are still told, unless `now`."""
-        for end in (self.socket, self._talk if now else None):
-            try:
-                if end is not None and os.getpid() == self._process:
-                    end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # it is closed
-
-
-def _is_of_this_user(talk: socket.socket) -> bool:
-    given = talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(given)[1] == os.getuid())
+            line.accept()[0].close()
 
 
 _MOST_FREE = 1  # free sessions that a group keeps, because each one has memory for a whole save
@@ -170,12 +92,6 @@ class Slot:
         with _lock:
             if len(self.free) < _MOST_FREE:
                 self.free[self.name] = self
-            else:
-                self.session.close()
-
-    def close(self) -> None:
-        """After a failure: the slot is not used again."""
-        self.session.close()
 
 
 _lock = _forked.Lock()
@@ -207,7 +123,7 @@ def reserve(group: Any, deadline: Deadline) -> Slot:
     )  # fmt: skip
     with _lock:
         for name in set(free) - kept:  # other ranks have dropped it
-            free.pop(name).close()
+            del free[name]
         found = free.pop(chosen, None)
     if found is not None:
         return found
@@ -215,16 +131,10 @@ def reserve(group: Any, deadline: Deadline) -> Slot:
     return Slot(chosen, Session(comm, timeout=deadline.timeout()), free)
 
 
-_NOT_HEARD = (
-    "the save was abandoned: the process that waited for its writing ended early, or the request was "
-    "finalized before its function had run"
-)
-
-
 class Writing:
     """A save whose data files a thread writes. Called, it finalizes the save, on every rank.
 
-    If it is dropped, or the process that waits for it ends early, the save is abandoned.
+    If it is dropped, the save is abandoned.
 
     Args:
         begun: the save, whose tensors are staged.
@@ -243,37 +153,34 @@ class Writing:
         self._begun = begun
         self._slot = slot
         self._after = after
-        self._line = Line()
+        line = socket.socket(socket.AF_UNIX)
+        self._address = f"\0tilestone-{secrets.token_hex(16)}"  # in no folder, so nothing remains
+        line.bind(self._address)
+        line.listen()
         self._thread = threading.Thread(
-            target=_write, args=(begun, then, self._line), name="tilestone-save", daemon=True
-        )  # fmt: skip
-        self._end = weakref.finalize(self, _abandon, self._thread, self._line, begun, slot)
+            target=_write, args=(begun, then, line), name="tilestone-save", daemon=True
+        )
         self._thread.start()
 
     def request(self) -> AsyncRequest:
         """What a queue schedules."""
-        return AsyncRequest(self._line.wait(), (), [self])
+        return AsyncRequest(Wait(self._address, os.getpid()), (), [self])
 
     @raises_stocks_errors
     def __call__(self) -> None:
         """Tells the other ranks what was written, and publishes the checkpoint.
 
         Raises:
-            InterruptedError: the process that waited for the writing has died, on this rank.
+            InvalidArgumentError: it was called before.
             Also everything that `tilestone.save` raises, on every rank.
         """
-        self._line.close()
         self._thread.join()
-        if not self._line.heard:
-            self.abandon()
-            raise InterruptedError(_NOT_HEARD, hint="the checkpoint before it is unchanged; save again")
         try:
             self._begun.report()
             result = self._begun.publish()
         except BaseException:
             self.abandon()
             raise
-        self._end.detach()
         if self._slot is not None:
             self._slot.release()
         self._after(result)
@@ -283,29 +190,19 @@ class Writing:
 
         Waits until the thread has ended, so that the next save to the location can begin.
         """
-        self._end()
         self._thread.join()
         self._begun.give_up()
 
 
-def _write(begun: BegunSave, then: Callable[[BegunSave], None], line: Line) -> None:
+def _write(begun: BegunSave, then: Callable[[BegunSave], None], line: socket.socket) -> None:
     """Runs in the thread. It must not refer to the Writing, which then could not be dropped."""
-    with contextlib.suppress(Exception):  # the end of the program; report() raises what write() met
-        begun.write()
-        then(begun)
-        line.tell()
-    if not line.heard:
-        begun.give_up()
-
-
-def _abandon(
-    thread: threading.Thread, line: Line, begun: BegunSave, slot: Slot | None
-) -> None:
-    line.close(now=True)
-    if not thread.is_alive():  # otherwise the thread gives up the save, or the last reference does
-        begun.give_up()
-    if slot is not None:
-        slot.close()
+    with line:
+        try:
+            with contextlib.suppress(Exception):  # report() raises what write() met
+                begun.write()
+                then(begun)
+        finally:
+            _end_connections(line)
 
 
 def save_in_background(
@@ -341,17 +238,11 @@ def save_in_background(
         return Writing(begun, None, after, then).request()
     group = _ranks.default_group(group)
     slot = reserve(group, deadline)
+    begun = begin_save(state, path, session=slot.session, timeout=deadline.timeout(), **options)
     try:
-        begun = begin_save(
-            state, path, session=slot.session, timeout=deadline.timeout(), **options
-        )
-        try:
-            together("staging of a save", group, begun.stage, deadline)
-        except BaseException:
-            begun.give_up()
-            raise
+        together("staging of a save", group, begun.stage, deadline)
     except BaseException:
-        slot.close()
+        begun.give_up()
         raise
     return Writing(begun, slot, after, then).request()
 

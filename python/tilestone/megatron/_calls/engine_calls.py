@@ -44,7 +44,6 @@ from tilestone.megatron.utils import (
     OwnReplicas,
     force_all_tensors_to_non_fp8,
     is_empty_slice,
-    without_replicas,
 )
 
 logger = logging.getLogger("tilestone.megatron")
@@ -57,6 +56,7 @@ _OURS = (
     entities.LocalNonpersistent,
 )
 _LEFT_OUT: Any = object()  # marks what is not in the result
+_NOT_SAVED = LocalNonpersistentObject(None)
 
 
 def _is_dtensor(item: Any) -> bool:
@@ -317,7 +317,8 @@ def without_own_replicas(tree: Any) -> Any:
     replicas = OwnReplicas(leaves)
     if not any([replicas.repeats(leaf) for leaf in leaves]):
         return tree
-    return without_replicas(tree, OwnReplicas(leaves).repeats)
+    replicas = OwnReplicas(leaves)
+    return dict_list_map_outplace(lambda leaf: _NOT_SAVED if replicas.repeats(leaf) else leaf, tree)
 
 
 @dataclasses.dataclass(eq=False)

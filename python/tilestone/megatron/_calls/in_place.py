@@ -13,11 +13,10 @@ from typing import Any
 
 from tilestone import _core
 from tilestone._calls import collective, save_load
-from tilestone._errors import InvalidArgumentError, StorageError
+from tilestone._errors import InvalidArgumentError
 from tilestone._objects import megatron_entities
 from tilestone._options import valid
 from tilestone.megatron import _ranks
-from tilestone.megatron._files import sync_folder
 from tilestone.megatron._ranks import within_call
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
@@ -67,23 +66,14 @@ def remove_seals(path: Any, common_is_sharded: bool) -> None:
     case nothing is removed if the old checkpoint has no common.pt and no integrity.json: then only
     .metadata, which is replaced atomically, decides between the old and the new checkpoint.
     """
-    try:
-        names = set(os.listdir(path))
-        if common_is_sharded and not names & {COMMON_FILE, INTEGRITY_FILE}:
-            return
-        doomed = [CONFIG_FNAME, INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
-        for name in doomed:
-            if name in names:
-                os.unlink(os.path.join(path, name))
-                sync_folder(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return  # there is nothing, or the save will report what is wrong
-    except OSError as error:
-        raise StorageError(
-            f"can't remove a file of the checkpoint that is being replaced: {error.strerror}",
-            file=str(error.filename or path),
-            errno=error.errno,
-        ) from error
+    place = valid.directory(path)
+    names = set(_core.names_at(place))
+    if common_is_sharded and not names & {COMMON_FILE, INTEGRITY_FILE}:
+        return
+    doomed = [CONFIG_FNAME, INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
+    for name in doomed:
+        if name in names:
+            _core.remove_file(place, name)
 
 
 @dataclasses.dataclass

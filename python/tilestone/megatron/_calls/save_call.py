@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Dict, Tuple
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError, UnsupportedError
+from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone._options import valid
 from tilestone._options.values import ByFiles, Checks, LocalCopies
 from tilestone.megatron import _integrity, _ranks
@@ -52,7 +52,7 @@ def check_arguments(
         raise NotImplementedError(
             "common state is always saved in one way: leave common_strategy None"
         )
-    if copies is not None and (options is None or hasattr(strategy, "engine_state")):
+    if copies is not None and options is None:
         raise InvalidArgumentError(
             f"copies can't be combined with {type(strategy).__name__}, which chooses the writers"
         )
@@ -68,12 +68,6 @@ def check_by_files(
         raise UnsupportedError(
             "verify_integrity needs a communicator: the ranks send their hashes to one another",
             hint="leave verify_integrity False: a load checks every item's checksum in any case",
-        )
-    if hasattr(strategy, "engine_state"):
-        raise UnsupportedError(
-            f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",
-            hint="leave sharded_strategy None: by files the holders of a ShardedTensor "
-            "(`holders=`) share the writing",
         )
     if options is None:
         raise UnsupportedError(
@@ -139,12 +133,11 @@ def save(
     options = {} if strategy is None else engine_options_of(strategy)
     if copies is None and options is not None:
         copies = options.get("copies")
-    chooses = hasattr(strategy, "engine_state")  # it chooses the writers, and checks the access
     state, checks = sharded_state_dict, Checks()
     try:
         state = with_content_metadata(sharded_state_dict, content_metadata)
         checks = Checks(
-            access=validate_access_integrity and by_files is None and not chooses,
+            access=validate_access_integrity and by_files is None,
             common_differs=common_differs if validate_access_integrity else "ignore",
         )
         check_arguments(common_strategy, strategy, options, copies)
@@ -161,8 +154,6 @@ def save(
             state, checkpoint_dir, strategy, common, validate_access_integrity, preprocess
         )
         return _by_strategy(call, failure, group, deadline, hashes, async_sharded_save)
-    if chooses and failure is None:
-        state, failure = _chosen(strategy, state, group, deadline, validate_access_integrity)
     made = engine_calls.Given(
         state, checkpoint_dir, engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
@@ -202,20 +193,6 @@ def _by_strategy(
     elif hashes is not None:
         hashes.write()
     return request
-
-
-def _chosen(
-    strategy: Any, state: Any, group: Any, deadline: Deadline, validates: bool
-) -> Tuple[Any, Exception | None]:
-    """The state in which a strategy has marked who writes what, or this rank's error."""
-    try:
-        if validates:
-            strategy.validate_access(state, group, deadline.timeout())
-        return strategy.engine_state(state, group, deadline.timeout()), None
-    except (TimeoutError, RankFailedError):
-        raise  # raised on every rank, so no rank waits in the save
-    except Exception as error:
-        return state, error
 
 
 def _strategy(given: Any) -> Tuple[Any, Exception | None]:

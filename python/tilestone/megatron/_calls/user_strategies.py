@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tilestone import _core
 from tilestone._errors import UnsupportedError
 from tilestone._options import valid
 from tilestone.megatron import _ranks

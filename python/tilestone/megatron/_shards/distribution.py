@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
+from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, Group
-from tilestone.megatron._shards.held import (
-    ShardList,
-    bytes_of,
-    packed,
-    union_of,
-    unpacked,
-    without_data,
-)
+from tilestone.megatron._ranks import Group
+from tilestone.megatron._shards.held import bytes_of, describing
 from tilestone.megatron.dict_utils import nested_values
-from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
+from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor, is_main_replica
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-_WORK = "distribution of shards"
 
 
 class ShardDistribution(NamedTuple):
@@ -121,139 +108,65 @@ def _distinct(lists: list[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     return sets, found
 
 
-@dataclass
-class Agreed:
-    """A distribution that all ranks of a group have, and may use again.
-
-    Attributes:
-        distribution: the same on all ranks.
-        token: identifies this agreement; the same on all ranks.
-        structures: of this rank's state dicts that it is valid for.
-    """
-
-    distribution: ShardDistribution
-    token: str
-    structures: set[str]
-
-
-def structure_of(shards: ShardList) -> str:
-    """Identifies a rank's shards and which of them are main replicas."""
-    return f"{shards.digest.hex()}/{shards.mains:x}"
-
-
 def agree_on_distribution(
-    state_of: Callable[[], Any],
-    group: dist.ProcessGroup,
-    ignore_groups: bool = False,
-    known: Agreed | None = None,
-    deadline: Deadline | None = None,
-) -> Agreed:
+    state_of: Callable[[], Any], group: dist.ProcessGroup, ignore_groups: bool = False
+) -> ShardDistribution:
     """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
-
-    First each rank says the digest of its list of shards. Then the lowest rank with each list sends
-    it, and rank 0 makes the distribution.
 
     Args:
         state_of: returns this rank's state dict, whose ShardedTensors are distributed; if it
             raises, every rank raises the same.
         group: a group of more than one rank.
         ignore_groups: distribute shards whose main replica is in another group, too.
-        known: an earlier result of this group, which is returned if no rank's shards have changed.
-        deadline: None: that of the call that is under way, or the default one.
 
     Raises:
         CheckpointError: any rank failed; the same on every rank.
     """
 
-    def words(shards: ShardList) -> _Words:
-        same = known is not None and structure_of(shards) in known.structures
-        token = known.token if known is not None and same else ""
-        return _Words(shards.digest, shards.mains, ignore_groups, token, known is not None)
+    def shards() -> list[tuple[_ShardId, ShardedTensor]]:
+        found = []
+        for item in nested_values(state_of()):
+            if isinstance(item, ShardedTensor):
+                with describing(item):
+                    found.append((_sharded_tensor_shard_id(item), item.without_data()))
+        return found
 
-    def decide(said: list[bytes]) -> tuple[str, bytes]:
-        lists = [unpacked(each) for each in said if each]
-        return secrets.token_hex(8), packed(_distributed(lists, classes, mains, ignore_groups))
+    def decide(said: list[list[tuple[_ShardId, ShardedTensor]]]) -> ShardDistribution:
+        return _distributed(said, ignore_groups)
 
+    work = "distribution of a load" if ignore_groups else "distribution of a save"
     try:
-        shards, answer = _ranks.agreed(
-            _WORK, group, lambda: ShardList.of(state_of()), words, _distinct_lists, deadline
-        )
-        if answer is None:
-            assert known is not None
-            return known
-        providers, classes, mains = answer
-        provides = dist.get_rank(group) in providers
-        _, (token, distribution) = _ranks.agreed(
-            _WORK, group, lambda: packed(without_data(shards.shards)) if provides else b"", bytes,
-            decide, deadline,
-        )  # fmt: skip
+        made: ShardDistribution = _ranks.agreed(work, group, shards, list, decide)[1]
+        return made
     except CheckpointError as error:
         if 0 <= error.rank < dist.get_world_size(group):
             error.rank = dist.get_global_rank(group, error.rank)
         raise
-    return Agreed(unpacked(distribution), token, {structure_of(shards)})
-
-
-class _Words(NamedTuple):
-    """What a rank first says."""
-
-    digest: bytes
-    mains: int
-    for_load: bool
-    known: str  # the token of the distribution that it has, if its shards are the same
-    had: bool  # whether it has one
-
-
-def _distinct_lists(said: list[_Words]) -> tuple[list[int], list[int], list[int]] | None:
-    """The lowest rank with each list, the number of each rank's list, each list's main replicas.
-
-    None: all ranks have the same distribution, and their shards have not changed.
-    """
-    first = said[0]
-    if any(each.for_load != first.for_load for each in said):
-        raise MismatchError("the ranks ask for different distributions (save or load)")
-    if first.known and all(each.known == first.known for each in said):
-        return None
-    if any(each.had for each in said):
-        changed = [rank for rank, each in enumerate(said) if not each.known]
-        logger.warning(
-            "the shards of ranks %s have changed since they were distributed; distributing again",
-            changed,
-        )
-    numbers: dict[bytes, int] = {}
-    providers: list[int] = []
-    mains: list[int] = []
-    for rank, each in enumerate(said):
-        if numbers.setdefault(each.digest, len(numbers)) == len(providers):
-            providers.append(rank)
-            mains.append(0)
-        mains[numbers[each.digest]] |= each.mains
-    return providers, [numbers[each.digest] for each in said], mains
 
 
 def _distributed(
-    lists: list[list[ShardedTensor]], classes: list[int], mains: list[int], ignore_groups: bool
+    said: list[list[tuple[_ShardId, ShardedTensor]]], ignore_groups: bool
 ) -> ShardDistribution:
-    union = union_of(lists, classes, mains)
-    chosen = [shard for shard in union.shards if ignore_groups or shard in union.mains]
-    holders = {shard: union.holders[shard] for shard in chosen}
-    given = distribute_shards_to_ranks(
-        holders,
-        {shard: bytes_of(union.shards[shard]) for shard in chosen},
-        len(classes),
-        {shard for shard in chosen if shard not in union.mains},
-    )
-    return ShardDistribution(given, set(given), union.shards, holders)
+    """`said`: the shards of each rank, as it lists them."""
+    found: dict[_ShardId, ShardedTensor] = {}
+    holders: dict[_ShardId, list[int]] = {}
+    mains: set[_ShardId] = set()
+    for rank, shards in enumerate(said):
+        for shard_id, shard in shards:
+            found.setdefault(shard_id, shard)
+            holders.setdefault(shard_id, []).append(rank)
+            if is_main_replica(shard.replica_id):
+                mains.add(shard_id)
+    chosen = {shard: holders[shard] for shard in found if ignore_groups or shard in mains}
+    sizes = {shard: bytes_of(found[shard]) for shard in chosen}
+    given = distribute_shards_to_ranks(chosen, sizes, len(said), chosen.keys() - mains)
+    return ShardDistribution(given, set(given), found, chosen)
 
 
 class Distributes:
-    """Base of both wrappers: makes distributions, and keeps one from call to call."""
+    """Base of both wrappers: makes distributions."""
 
-    do_cache_distribution: bool
-    cached_distribution: ShardDistribution | None
     _group: Group | None
-    _agreed: Agreed | None = None
-    _agreed_by: Group | None = None
 
     @property
     def parallelization_group(self) -> Group | None:
@@ -287,37 +200,20 @@ class Distributes:
         return group
 
     def _distribution(
-        self,
-        state_of: Callable[[], ShardedStateDict],
-        ignore_groups: bool,
-        deadline: Deadline | None = None,
+        self, state_of: Callable[[], ShardedStateDict], ignore_groups: bool
     ) -> ShardDistribution | None:
-        """Returns the distribution; the kept one if no rank's shards have changed."""
+        """Returns the distribution; None if no other rank shares the work."""
         group = self._sharing()
-        if group is None:
-            return None
-        same_ranks = self._agreed_by is group
-        kept = self._agreed if self.do_cache_distribution and same_ranks else None
-        if kept is not None and kept.distribution is not self.cached_distribution:
-            kept = None  # the caller has replaced or removed it
-        agreed = agree_on_distribution(state_of, group, ignore_groups, kept, deadline)
-        if self.do_cache_distribution:
-            self._agreed, self.cached_distribution = agreed, agreed.distribution
-            self._agreed_by = group
-        return agreed.distribution
+        return None if group is None else agree_on_distribution(state_of, group, ignore_groups)
 
     def _apply(
         self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None
     ) -> None:
         """Sets the replica ids of a state dict as the distribution says."""
-        if distribution is None:
-            return
-        distribute_main_replicas_with_precomputed_distribution(
-            sharded_state_dict, self.parallelization_group, distribution
-        )
-        if self._agreed is not None and self._agreed.distribution is distribution:
-            # The caller may pass the same state dict again, with these replica ids.
-            self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
+        if distribution is not None:
+            distribute_main_replicas_with_precomputed_distribution(
+                sharded_state_dict, self.parallelization_group, distribution
+            )
 
 
 def distribute_main_replicas_with_precomputed_distribution(

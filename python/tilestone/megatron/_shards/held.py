@@ -1,20 +1,17 @@
-"""What the ranks hold of a state: descriptions in a compact form, and checks of all together.
+"""What the ranks hold of a state, and checks of all together.
 
-Ranks that hold replicas of one another list the same shards. So each distinct list is sent once and
-identified by its digest, and each rank has a bit mask of its main replicas. That the parts of all
-ranks make whole tensors and objects is checked by the engine (`_core.check_access`).
+That the parts of all ranks make whole tensors and objects is checked by the engine
+(`_core.check_access`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
 import math
-import pickle
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, List, Tuple
 
 import torch
@@ -22,16 +19,15 @@ import torch
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, agreed
+from tilestone.megatron._ranks import agreed
 from tilestone.megatron._shards.entities import boxes_of
-from tilestone.megatron.dict_utils import diff, nested_values
+from tilestone.megatron.dict_utils import diff
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
     ShardedTensor,
     is_main_replica,
 )
-from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
 
 
 def bytes_of(shard: ShardedTensor) -> int:
@@ -41,152 +37,25 @@ def bytes_of(shard: ShardedTensor) -> int:
     return int(count) * shard.dtype.itemsize
 
 
-def without_data(entities: Iterable[Any]) -> list[Any]:
-    """The entities as other ranks get them."""
-    return [entity.without_data() for entity in entities]
-
-
-def packed(value: Any) -> bytes:
-    """A large value for the other ranks."""
-    return zlib.compress(pickle.dumps(value), 1)
-
-
-def unpacked(words: bytes) -> Any:
-    """Reverses packed()."""
-    return pickle.loads(zlib.decompress(words))
-
-
-@dataclass
-class ShardList:
-    """The shards that one rank holds.
-
-    Attributes:
-        shards: in the order of the state dict.
-        digest: 16 bytes, equal for lists that differ only in replica ids.
-        mains: bit i is 1 if shard i is a main replica.
-    """
-
-    shards: list[ShardedTensor]
-    digest: bytes
-    mains: int
-
-    @classmethod
-    def of(cls, sharded_state_dict: Any) -> ShardList:
-        """Lists the tensors of a state dict.
-
-        Raises:
-            InvalidArgumentError: an entity lacks an attribute, or has a wrong one.
-        """
-        shards: list[ShardedTensor] = []
-        places, mains = [], 0
-        for item in nested_values(sharded_state_dict):
-            if not isinstance(item, ShardedTensor):
-                continue
-            try:
-                mains |= int(is_main_replica(item.replica_id)) << len(shards)
-                place = _sharded_tensor_shard_id(item)
-                places.append((place, item.dtype, tuple(item.local_shape), tuple(item.global_shape)))
-            except (AttributeError, TypeError, ValueError) as error:
-                key = str(getattr(item, "key", ""))
-                raise InvalidArgumentError(
-                    f"an entity has wrong attributes: {error}", key=key
-                ) from error
-            shards.append(item)
-        digest = hashlib.blake2b(repr(places).encode("utf-8", "replace"), digest_size=16).digest()
-        return cls(shards, digest, mains)
-
-
-@dataclass
-class Union:
-    """All shards of a group, by id, in the order in which ranks 0, 1, ... list them.
-
-    Attributes:
-        shards: the shard of the lowest rank that lists it.
-        holders: the ranks of the group that list it, ascending. A rank that lists a shard twice
-            occurs twice. Shards with equal holders share one list object.
-        mains: shards whose main replica is in the group.
-    """
-
-    shards: dict[_ShardId, ShardedTensor] = field(default_factory=dict)
-    holders: dict[_ShardId, list[int]] = field(default_factory=dict)
-    mains: set[_ShardId] = field(default_factory=set)
-
-
-def union_of(
-    lists: Sequence[list[ShardedTensor]], classes: Sequence[int], mains: Sequence[int]
-) -> Union:
-    """Merges the lists of a group.
-
-    Args:
-        lists: the distinct lists, in the order of the lowest ranks that have them.
-        classes: for each rank, the number of its list.
-        mains: for each list, a bit mask of the shards whose main replica is on any rank that has
-            the list.
-    """
-    union = Union()
-    listed_in: dict[_ShardId, list[int]] = {}
-    for number, shards in enumerate(lists):
-        for place, shard in enumerate(shards):
-            shard_id = _sharded_tensor_shard_id(shard)
-            union.shards.setdefault(shard_id, shard)
-            listed_in.setdefault(shard_id, []).append(number)
-            if mains[number] >> place & 1:
-                union.mains.add(shard_id)
-    ranks_of: list[list[int]] = [[] for _ in lists]
-    for rank, number in enumerate(classes):
-        ranks_of[number].append(rank)
-    shared: dict[tuple[int, ...], list[int]] = {}
-    for shard_id, numbers in listed_in.items():
-        key = tuple(numbers)
-        if key not in shared:
-            shared[key] = sorted(rank for number in key for rank in ranks_of[number])
-        union.holders[shard_id] = shared[key]
-    return union
+@contextlib.contextmanager
+def describing(entity: Any) -> Iterator[None]:
+    """Makes errors of a wrong attribute of the entity an InvalidArgumentError with its key."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        key = str(getattr(entity, "key", ""))
+        raise InvalidArgumentError(f"an entity has wrong attributes: {error}", key=key) from error
 
 
 _WORK = "check of the ranks' entities"
 _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
 
-@dataclass
-class HeldEntities:
-    """A description of the entities that a rank holds.
-
-    Attributes:
-        encoded: the description, as `_core.check_access` takes it.
-        problem: why the entities can't be encoded; empty if they can.
-        key: key of the entity that can't be encoded.
-        packed: the entities, for callers that need them.
-    """
-
-    encoded: bytes
-    problem: str = ""
-    key: str = ""
-    packed: bytes = b""
-
-
-class AllRanks(Sequence[List[Any]]):
-    """The entities of every rank, without data. A rank's entities are unpacked on access."""
-
-    def __init__(self, ranks: Sequence[HeldEntities]) -> None:
-        self.ranks = ranks
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def __getitem__(self, rank: Any) -> Any:
-        if isinstance(rank, slice):
-            return [self[i] for i in range(*rank.indices(len(self)))]
-        _encoded(rank, self.ranks[rank])  # raises if they could not be described
-        return unpacked(self.ranks[rank].packed)
-
-    def __iter__(self) -> Iterator[List[Any]]:
-        return (self[rank] for rank in range(len(self)))
-
-
 def gather(
     entities: Sequence[Any], group: torch.distributed.ProcessGroup | None = None
-) -> AllRanks:
+) -> list[List[Any]]:
     """Collects the entities of every rank of a group. Every rank calls.
 
     Args:
@@ -196,35 +65,31 @@ def gather(
     Raises:
         CheckpointingException: on every rank, if any rank failed.
     """
-
-    def described() -> HeldEntities:
-        mine = held_by(entities)
-        if not mine.problem:
-            mine.packed = packed(without_data(entities))
-        return mine
-
-    _, held = agreed(_WORK, _ranks.default_group(group), described, lambda mine: mine, list)
-    return AllRanks(held)
+    everybodys: list[List[Any]]
+    _, everybodys = agreed(_WORK, _ranks.default_group(group), lambda: entities, list, list)
+    return everybodys
 
 
-def held_by(entities: Iterable[Any]) -> HeldEntities:
-    """Describes a rank's entities."""
+def _encoded(rank: int, entities: Iterable[Any]) -> bytes:
+    """Describes a rank's entities, as `_core.check_access` takes it.
+
+    Raises:
+        InvalidArgumentError: an entity can't be described.
+    """
     tensors: list[_Part] = []
     objects: list[Tuple[str, bool]] = []
-    key = ""
     try:
         for entity in entities:
-            key = entity.key
-            main = is_main_replica(entity.replica_id)
-            if isinstance(entity, ShardedObject):
-                objects.append((entity.unique_key, main))
-            else:
-                tensors += _parts(entity, main)
-        return HeldEntities(_core.encode_access(tensors, objects))
+            with describing(entity):
+                main = is_main_replica(entity.replica_id)
+                if isinstance(entity, ShardedObject):
+                    objects.append((entity.unique_key, main))
+                else:
+                    tensors += _parts(entity, main)
+        return _core.encode_access(tensors, objects)
     except CheckpointError as error:
-        return HeldEntities(b"", error.message, error.key or key)
-    except (AttributeError, TypeError, ValueError) as error:
-        return HeldEntities(b"", f"an entity has wrong attributes: {error}", key)
+        text = f"Invalid access pattern: the entities of rank {rank}: {error.message}"
+        raise InvalidArgumentError(text, key=error.key) from error
 
 
 def _parts(entity: Any, main: bool) -> list[_Part]:
@@ -254,29 +119,12 @@ def check_access(global_metadata: Iterable[Iterable[Any]]) -> None:
             overlap, leave a part out or exceed the tensor. The message names the key and the ranks.
             The same metadata gives the same error on every rank.
     """
-    if isinstance(global_metadata, AllRanks):
-        ranks: Sequence[HeldEntities] = global_metadata.ranks
-    else:
-        ranks = [held_by(entities) for entities in global_metadata]
-    _core.check_access([_encoded(rank, held) for rank, held in enumerate(ranks)])
-
-
-def _encoded(rank: int, held: HeldEntities) -> bytes:
-    """Returns what `_core.check_access` takes.
-
-    Raises:
-        InvalidArgumentError: the rank's entities could not be described.
-    """
-    if held.problem:
-        text = f"Invalid access pattern: the entities of rank {rank}: {held.problem}"
-        raise InvalidArgumentError(text, key=held.key)
-    return held.encoded
+    _core.check_access([_encoded(rank, held) for rank, held in enumerate(global_metadata)])
 
 
 def check_together(
     entities_of: Callable[[], Iterable[Any]],
     group: torch.distributed.ProcessGroup | None,
-    deadline: Deadline | None = None,
 ) -> None:
     """Checks the entities of all ranks, on one rank for all. Every rank calls.
 
@@ -284,7 +132,6 @@ def check_together(
         entities_of: returns this rank's entities; if it raises, every rank raises the same.
         group: the ranks; None: those of the call that is under way, or the default group, or this
             process without torch.distributed.
-        deadline: None: that of the call that is under way, or the default one.
 
     Raises:
         CheckpointingException: as check_access; on every rank.
@@ -296,9 +143,9 @@ def check_together(
     rank = _ranks.rank(group)
 
     def described() -> bytes:
-        return _encoded(rank, held_by(entities_of()))
+        return _encoded(rank, entities_of())
 
-    agreed(_WORK, group, described, bytes, _core.check_access, deadline)
+    agreed(_WORK, group, described, bytes, _core.check_access)
 
 
 logger = logging.getLogger("tilestone.megatron.validation")  # as in Megatron-Core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pathlib
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 
+from tilestone import _core
 from tilestone._errors import CheckpointError, NotFoundError, UnsafeError, UnsupportedError
 from tilestone._options import valid
 from tilestone.megatron import _ranks, _stored
-from tilestone.megatron._files import replacing
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
     ShardedObject,
@@ -29,13 +30,14 @@ from tilestone.megatron.strategies.base import (
 logger = logging.getLogger(__name__)
 
 COMMON_STATE_FNAME = _stored.COMMON_FILE
-_WRITER = "TorchCommonSaveStrategy"
 
 
-def _write(value: Any, path: str) -> None:
+def _write(value: Any, folder: Directory, name: str) -> None:
     """Writes a file atomically and durably: a reader finds the whole file or none."""
-    with replacing(path) as file:
-        torch.save(value, file)
+    valid.refuse_any_url(folder, "TorchCommonSaveStrategy")
+    written = io.BytesIO()
+    torch.save(value, written)
+    _core.put_file(valid.directory(_stored.literal(folder)), name, written.getvalue())
 
 
 def _read(path: str) -> Any:
@@ -57,20 +59,16 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
 
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Rank 0 writes `common.pt`; other ranks do nothing."""
-        valid.refuse_any_url(checkpoint_dir, _WRITER)
         if _ranks.rank() == 0:
-            _write(common_state_dict, os.path.join(checkpoint_dir, COMMON_STATE_FNAME))
+            _write(common_state_dict, checkpoint_dir, COMMON_STATE_FNAME)
 
     def save_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> None:
         """Writes a file for each object whose main replica this rank has."""
-        valid.refuse_any_url(checkpoint_dir, _WRITER)
         for item in nested_values(sharded_objects_state_dict):
             if is_main_replica(item.replica_id):
-                path = os.path.join(checkpoint_dir, f"{item.unique_key}.pt")
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                _write(item.data, path)
+                _write(item.data, checkpoint_dir, f"{item.unique_key}.pt")
 
     @property
     def can_handle_sharded_objects(self) -> bool:

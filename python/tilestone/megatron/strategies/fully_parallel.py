@@ -1,9 +1,8 @@
 """Saves and loads that are divided among the ranks that hold replicas of the same shards.
 
-With a strategy of Tilestone, a save writes each shard where the distribution says, and the engine
-does the load: what several ranks need is read once and sent from rank to rank in native memory,
-whatever exchange_algo says. Any other strategy saves or loads one rank's share per call, as in
-Megatron-Core, and this module exchanges what was loaded.
+With a strategy of Tilestone, the engine shares the work among all ranks, as it does without these
+wrappers. Any other strategy saves or loads one rank's share per call, as in Megatron-Core, and this
+module exchanges what was loaded.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilestone import _core
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, Group, agreed, together
+from tilestone.megatron._ranks import Group, together
 from tilestone.megatron._shards import held
 from tilestone.megatron._shards.distribution import (
     Distributes,
@@ -55,29 +53,22 @@ from tilestone.megatron.utils import (
     _sharded_object_id,
     _sharded_tensor_shard_id,
     _ShardId,
-    built,
     copied,
-    debug_time,
-    is_replica,
-    without_replicas,
 )
 
 logger = logging.getLogger(__name__)
-
-_WORK = "distribution of a save"
-
 
 class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     """Divides a save among the ranks that hold replicas of the same shards.
 
     No data moves: the ranks exchange what they hold, and each shard is saved by the rank that
-    Megatron-Core's distribution names.
+    Megatron-Core's distribution names; with a strategy of Tilestone, by the rank that the engine
+    chooses.
 
     Attributes:
         base_strategy: the strategy that saves.
         parallelization_group: the ranks that share the save; None without torch.distributed.
-        do_cache_distribution: keep the distribution from save to save.
-        cached_distribution: the kept distribution, or None.
+        do_cache_distribution: no effect.
     """
 
     def __init__(
@@ -92,18 +83,16 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             parallelization_group: ranks that hold replicas of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
-            do_cache_distribution: after the first save the ranks do not exchange their shards
-                again, but only check whether these are still the same. (Megatron-Core does not
-                check, and drops new shards.)
+            do_cache_distribution: ignored: each save makes a new distribution, so no new shard is
+                lost.
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
         self._group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
-        self.cached_distribution = None
 
     def engine_options(self) -> dict[str, Any] | None:
-        """The base strategy's options; the engine then gets the result of engine_state()."""
+        """The base strategy's options."""
         return engine_options_of(self.base_strategy)
 
     def save(
@@ -137,100 +126,19 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         return self.base_strategy.async_save(self._share(sharded_state_dict), checkpoint_dir)
 
     def _share(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
-        """Returns the base strategy's input: the state dict with other replica ids, or part of it.
+        """Returns the base strategy's input: the state dict, with other replica ids if they count.
 
         The state dict itself is passed on because strategies of the user may look up its entities.
         """
-        if self.engine_options() is not None:
-            return self.engine_state(sharded_state_dict)
-        self.apply_saving_parallelization(sharded_state_dict)
+        if self.engine_options() is None:
+            self.apply_saving_parallelization(sharded_state_dict)
         return sharded_state_dict
-
-    def validate_access(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        process_group: Group | None = None,
-        timeout: float | None = _core.DEFAULT_TIMEOUT,
-    ) -> None:
-        """Checks that the ranks' main replicas make each tensor and object, each part exactly once.
-
-        The result of engine_state() would no longer show that two ranks of the group hold the main
-        replica of the same shard. Every rank that saves calls.
-
-        Args:
-            sharded_state_dict: as the caller of a save passes it.
-            process_group: the ranks that save; None for the default group.
-            timeout: seconds; None for no limit.
-
-        Raises:
-            CheckpointingException: they do not; on every rank.
-        """
-        held.check_together(
-            lambda: _entities(built(sharded_state_dict)), process_group, Deadline(timeout)
-        )
-
-    def engine_state(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        process_group: Group | None = None,
-        timeout: float | None = _core.DEFAULT_TIMEOUT,
-    ) -> ShardedStateDict:
-        """Removes the tensors that other ranks write, so that the engine follows the distribution.
-
-        Every rank that saves calls. In the result factories are built; data and all else are the
-        caller's. If no rank has the main replica of a tensor, the engine chooses a replica to save.
-
-        Args:
-            sharded_state_dict: not changed.
-            process_group: the ranks that save; None for the default group.
-            timeout: seconds; None for no limit.
-
-        Raises:
-            CheckpointingException: the shards can't be distributed; on every rank.
-        """
-        deadline = Deadline(timeout)
-        with _ranks.call_of(process_group, deadline):
-            return self._engine_state(sharded_state_dict, deadline)
-
-    def _engine_state(
-        self, sharded_state_dict: ShardedStateDict, deadline: Deadline
-    ) -> ShardedStateDict:
-        made: list[ShardedStateDict] = []
-
-        def state_of() -> ShardedStateDict:
-            made.append(built(sharded_state_dict))
-            return made[0]
-
-        distribution, left = agreed(
-            _WORK,
-            _ranks.default_group(None),
-            lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
-            self._saved,
-            _unsaved_by_all,
-            deadline,
-        )
-        if distribution is None:
-            return sharded_state_dict
-        kept = _left_to_engine(made[0], left)
-        self._apply(made[0], distribution)
-        state: ShardedStateDict = without_replicas(
-            made[0], lambda item: is_replica(item) and id(item) not in kept
-        )
-        return state
-
-    def _saved(self, distribution: ShardDistribution | None) -> Any:
-        """What this rank's group saves and does not save; one of its ranks reports it for all."""
-        group = self.parallelization_group
-        if distribution is None or group is None or dist.get_rank(group) != 0:
-            return set(), set()
-        chosen = distribution.shards_in_this_group
-        return chosen, distribution.shard_to_metadata.keys() - chosen
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
 
-        Every rank that saves calls. If there is no kept distribution, it is checked that
-        all ranks together save each tensor exactly once.
+        Every rank that saves calls. It is checked that all ranks together save each tensor exactly
+        once.
 
         Raises:
             CheckpointingException: the ranks do not hold each tensor exactly once, or the shards
@@ -240,30 +148,14 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         def apply() -> None:
             self._apply(sharded_state_dict, self._distribution(lambda: sharded_state_dict, False))
 
-        with debug_time("apply_saving_parallelization", logger):
-            first = self.cached_distribution is None
-            together(_WORK, _ranks.default_group(None), apply)
-            if first and dist.is_initialized():
-                held.check_together(lambda: _entities(sharded_state_dict), None)
+        together("distribution of a save", _ranks.default_group(None), apply)
+        if dist.is_initialized():
+            held.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
         """Whether the base strategy saves sharded objects too."""
         return bool(self.base_strategy.can_handle_sharded_objects)
-
-
-def _unsaved_by_all(said: list[tuple[set[_ShardId], set[_ShardId]]]) -> set[_ShardId]:
-    """The shards that no group saves; `said` has the result of _saved() of each rank."""
-    saved = set().union(*(chosen for chosen, _ in said))
-    return set().union(*(others for _, others in said)) - saved
-
-
-def _left_to_engine(tree: Any, unsaved: set[_ShardId]) -> set[int]:
-    """The ids of the tensors in a tree that no group saves."""
-    if not unsaved:
-        return set()
-    tensors = (item for item in nested_values(tree) if isinstance(item, ShardedTensor))
-    return {id(item) for item in tensors if _sharded_tensor_shard_id(item) in unsaved}
 
 
 def _entities(tree: Any) -> list[ShardedBase]:
@@ -286,9 +178,8 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
     Attributes:
         base_strategy: the strategy that loads.
         parallelization_group: the ranks that share the load; None without torch.distributed.
-        do_cache_distribution: keep the distribution from load to load.
+        do_cache_distribution: no effect.
         exchange_algo: how the ranks send one another what they have loaded.
-        cached_distribution: the kept distribution, or None.
         cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
 
@@ -305,8 +196,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
                 otherwise the default group).
-            do_cache_distribution: after the first load the ranks only check whether their shards
-                are still the same. A distribution for loads can't be used for saves.
+            do_cache_distribution: ignored, as for saves.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
                 ignored with a strategy of Tilestone.
         """
@@ -315,14 +205,12 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         self._group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
-        self.cached_distribution = None
         self.cached_global_metadata: Any = None
 
     def engine_options(self) -> dict[str, Any] | None:
         """The base strategy's options."""
         return engine_options_of(self.base_strategy)
 
-    @debug_time("FullyParallelLoadStrategyWrapper.load", logger)
     def load(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> StateDict:
@@ -453,9 +341,8 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         Raises:
             CheckpointingException: any rank failed; the same on every rank of the group.
         """
-        with debug_time("apply_loading_parallelization", logger):
-            distribution = self._distribution(lambda: sharded_state_dict, True)
-            self._apply(sharded_state_dict, distribution)
+        distribution = self._distribution(lambda: sharded_state_dict, True)
+        self._apply(sharded_state_dict, distribution)
         return distribution
 
     @property

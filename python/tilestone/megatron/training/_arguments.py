@@ -93,14 +93,11 @@ _STORED = (
 OF_A_SAVE = (
     "no_save_optim", "no_save_rng", "data_parallel_random_init", "use_distributed_optimizer",
     "use_layer_wise_distributed_optimizer", "dist_ckpt_optim_fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient", "ckpt_fully_parallel_save",
-    "ckpt_fully_parallel_save_process_group", "async_save", "verify_integrity",
+    "distrib_optim_fully_reshardable_mem_efficient", "async_save", "verify_integrity",
 )  # fmt: skip
 OF_A_LOAD = (
     "ckpt_step", "finetune", "no_load_optim", "no_load_rng", "data_parallel_random_init",
-    "use_distributed_optimizer", "ckpt_fully_parallel_load",
-    "ckpt_fully_parallel_load_process_group", "ckpt_fully_parallel_load_exchange_algo",
-    "ckpt_load_validate_sharding_integrity", "dist_ckpt_strictness",
+    "use_distributed_optimizer", "ckpt_load_validate_sharding_integrity", "dist_ckpt_strictness",
 )  # fmt: skip
 
 Result = TypeVar("Result")
@@ -271,19 +268,6 @@ def set_consumed(args: Any, stored: dict[str, Any]) -> None:
     """
     for name in CONSUMED:
         set_argument(args, name, stored.get(name, 0))
-
-
-def check_can_set_consumed(args: Any) -> None:
-    """Checks that set_consumed() can set its arguments, without changing them.
-
-    Raises:
-        InvalidArgumentError: an argument can't be set.
-    """
-    for name in CONSUMED:
-        had = hasattr(args, name)
-        set_argument(args, name, getattr(args, name, 0))
-        if not had:
-            delattr(args, name)
 
 
 def set_argument(args: Any, name: str, value: Any) -> None:

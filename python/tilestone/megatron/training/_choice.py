@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple, TypeVar
+from typing import Any, Dict, List, Tuple
 
 from tilestone import _core
-from tilestone._errors import (
-    CheckpointError,
-    CorruptError,
-    InvalidArgumentError,
-    MismatchError,
-    NotFoundError,
-    StorageError,
-    UnsupportedError,
-)
+from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks, _stored
 from tilestone.megatron._ranks import Deadline, on_one
 from tilestone.megatron.mapping import ShardedObject
 from tilestone.megatron.training import _arguments, names
 from tilestone.megatron.training.rng import RNG_KEY
-
-logger = logging.getLogger("tilestone.megatron")
-
-_TRIES = 3  # attempts to choose a checkpoint that no job removes meanwhile
-_WORK = "choice of a checkpoint"
-
-Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -125,54 +108,6 @@ def non_persistent_directory(args: Any, directory: str | None) -> str | None:
     return None if directory is None else os.path.join(directory, names.NON_PERSISTENT)
 
 
-def load_latest(
-    places: Places, group: Any, deadline: Deadline, load: Callable[[Found], Loaded]
-) -> tuple[Found, Loaded] | None:
-    """Chooses a checkpoint like find_iteration(), and calls load() with it. Every rank calls.
-
-    If another job removes the checkpoint before it is loaded, another one is chosen, a few times.
-    If `places.step` names the checkpoint, that is an error.
-
-    Args:
-        places: where to look.
-        group: the ranks; None: this process alone.
-        deadline: of the whole load.
-        load: if the checkpoint is missing or damaged, it must raise the same on every rank.
-
-    Returns:
-        The checkpoint and the result of load(); None: there is no checkpoint.
-
-    Raises:
-        CheckpointingException: as find_iteration() and load().
-    """
-    failure: CheckpointError | None = None
-    for tries in range(_TRIES):
-        found = _find(places, group, deadline)
-        if found is None and failure is not None:
-            raise failure  # not a new start: a part of the state may have been filled
-        if found is None:
-            return None
-        try:
-            return found, load(found)
-        except (NotFoundError, CorruptError, StorageError, MismatchError) as error:
-            may_choose = places.step is None and tries + 1 < _TRIES
-            if not may_choose or not _all_hear_that_it_is_gone(found, group, deadline):
-                raise
-            failure = error
-    raise AssertionError("every try has ended the loop or failed")
-
-
-def _all_hear_that_it_is_gone(chosen: Found, group: Any, deadline: Deadline) -> bool:
-    def is_gone() -> bool:
-        run = names.location(os.path.dirname(chosen.directory))
-        problem = _core.megatron_problem(run, chosen.iteration, chosen.release)
-        if problem is not None:
-            logger.warning("Choosing another checkpoint: %s", problem)
-        return problem is not None
-
-    return on_one(_WORK, group, is_gone, deadline)
-
-
 def find_iteration(
     places: Places, group: Any = None, *, timeout: float | None = _core.DEFAULT_TIMEOUT
 ) -> Found | None:
@@ -192,17 +127,17 @@ def find_iteration(
             the ranks see different folders (the message names them). TimeoutError: some ranks did
             not call in time.
     """
-    return _find(places, _ranks.default_group(group), Deadline(timeout))
+    return find(places, _ranks.default_group(group), Deadline(timeout))
 
 
-def _find(places: Places, group: Any, deadline: Deadline) -> Found | None:
+def find(places: Places, group: Any, deadline: Deadline) -> Found | None:
     if _ranks.size(group) > 1:
         comm = TorchCommunicator(group)
         for path in filter(None, (places.load, places.non_persistent)):
             run = _core.ManagedRun(names.location(path), 1, None, names.PATTERN, False, False, False)
             run.expect_same_steps(comm, [], deadline.seconds())
 
-    return on_one(_WORK, group, lambda: _chosen(places), deadline)
+    return on_one("choice of a checkpoint", group, lambda: _chosen(places), deadline)
 
 
 def _chosen(places: Places) -> Found | None:

@@ -14,8 +14,6 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import groups
 from tilestone.megatron.training import _arguments
 
-_SHARING = {"dp": "dp_cp", "ep_dp": "expt_dp"}
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -26,9 +24,9 @@ class Groups:
     module: Any = None
 
     @staticmethod
-    def given(tp: Any, pp: Any, dp_cp: Any, dp: Any, expt_dp: Any) -> Groups:
+    def given(tp: Any, pp: Any, dp_cp: Any, dp: Any) -> Groups:
         """Makes Groups of the arguments of a call."""
-        return Groups({"tp": tp, "pp": pp, "dp_cp": dp_cp, "dp": dp, "expt_dp": expt_dp})
+        return Groups({"tp": tp, "pp": pp, "dp_cp": dp_cp, "dp": dp})
 
     def of_module(self, module: Any) -> Groups:
         """The same Groups; groups that were not given are taken from a module if it has them."""
@@ -41,22 +39,6 @@ class Groups:
             InvalidArgumentError: the group is not known.
         """
         return groups.find_group(name, self.arguments[name], self.module)
-
-    def sharing(self, args: Any, argument: str) -> groups.Group:
-        """The ranks that share the work of a fully parallel save or load.
-
-        Raises:
-            InvalidArgumentError: the argument does not name a group, or that group is not known.
-        """
-        named = _arguments.read(args, argument)
-        if named not in _SHARING:
-            raise InvalidArgumentError(f"args.{argument} must be 'dp' or 'ep_dp', not {named!r}")
-        found = self.find(_SHARING[named])
-        if found.size() > 1 and found.process_group is None:
-            raise InvalidArgumentError(
-                f"{_SHARING[named]}_group has no process group, which its ranks need to share work"
-            )
-        return found
 
     def for_random_states(self, args: Any) -> Dict[str, Any]:
         """Returns the groups as arguments of get_rng_state().

@@ -9,10 +9,9 @@ from collections.abc import Collection
 from typing import Any, Dict, List, Tuple
 
 from tilestone._errors import NotFoundError, UnsupportedError
-from tilestone.megatron import groups, serialization
+from tilestone.megatron import serialization
 from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron._ranks import Deadline
-from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._choice import Found, Places
 from tilestone.megatron.training._program import Groups
@@ -62,16 +61,11 @@ class Resume:
         if not _arguments.read(args, "auto_detect_ckpt_format"):
             _arguments.check_format(args)
         self.mode = _arguments.strictness(args)
-        self._given_finetune = _arguments.read(args, "finetune")
-        self._was_pretrained = False
         self._given_strategy = (self.context or {}).get("load_strategy")
         self.decisions = _arguments.decisions(args, _arguments.OF_A_LOAD)
         self.decisions["the strategy of the context"] = type(self._given_strategy).__name__
         self._tp, self._pp = given.find("tp"), given.find("pp")
         self._dp_cp = given.find("dp_cp")
-        self._sharing: groups.Group | None = None
-        if _arguments.read(args, "ckpt_fully_parallel_load"):
-            self._sharing = given.sharing(args, "ckpt_fully_parallel_load_process_group")
         if not _arguments.read(args, "no_load_rng"):
             given.for_random_states(args)
 
@@ -101,16 +95,13 @@ class Resume:
         """
         self._found = found
         self._say = logger.warning if speaks else (lambda *words: None)
-        if found.finetune or self._was_pretrained:
-            _arguments.set_argument(self.args, "finetune", found.finetune or self._given_finetune)
-            self._was_pretrained = found.finetune
+        if found.finetune:
+            _arguments.set_argument(self.args, "finetune", True)
         self._finetune = bool(_arguments.read(self.args, "finetune"))
         self._stored = found.arguments or {}
         if not self._finetune:
             _arguments.check_equal(self.args, self._stored)
         self._takes_over = found.arguments is not None and not self._finetune
-        if self._takes_over:
-            _arguments.check_can_set_consumed(self.args)
         is_new = found.release or self._finetune
         self._has_layout = self._stored_layout() == (self._pp.size(), self._tp.size())
         self._with_optimizer = not is_new and not _arguments.read(self.args, "no_load_optim")
@@ -253,18 +244,6 @@ class Resume:
             rerun,
         )
 
-    def strategy(self) -> Any:
-        """The strategy that loads; None: chosen by the files."""
-        if self._given_strategy is not None:
-            return self._given_strategy
-        if self._sharing is None or self._sharing.size() == 1:
-            return None
-        return FullyParallelLoadStrategyWrapper(
-            serialization.get_default_load_sharded_strategy(self._found.directory),
-            self._sharing.process_group,
-            exchange_algo=_arguments.read(self.args, "ckpt_fully_parallel_load_exchange_algo"),
-        )
-
     def known_classes(self, allow_classes: Collection[str]) -> Collection[str]:
         """Names of the classes that may be instantiated: the caller's and Megatron's own."""
         is_named = isinstance(allow_classes, str)  # the load refuses a str
@@ -275,7 +254,6 @@ class Resume:
     def load(
         self,
         wanted: Dict[str, Any],
-        strategy: Any,
         process_group: Any,
         deadline: Deadline,
         allow_classes: Collection[str],
@@ -285,7 +263,7 @@ class Resume:
         loaded = serialization.load(
             wanted,
             self._found.directory,
-            strategy,
+            self._given_strategy,
             validate_access_integrity=checks_access,
             strict=self.mode,
             verify_integrity=_arguments.read(self.args, "verify_integrity"),

@@ -17,7 +17,6 @@ from tilestone.megatron._calls import save_call
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from tilestone.megatron.training import _arguments, names
 from tilestone.megatron.training._choice import (
     check_non_persistent_type,
@@ -142,21 +141,14 @@ class Saving:
                 )
 
     def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
-        constant = _arguments.read(self.args, "ckpt_assume_constant_structure")
         if context is not None and "save_strategy" in context:
             self.strategy = context["save_strategy"]
-            self.validates = not constant
+            self.validates = not _arguments.read(self.args, "ckpt_assume_constant_structure")
             return
         self.validates = True
         self.strategy = serialization.get_default_save_sharded_strategy(
             _arguments.read(self.args, "ckpt_format")
         )
-        if _arguments.read(self.args, "ckpt_fully_parallel_save"):
-            sharing = self.groups.sharing(self.args, "ckpt_fully_parallel_save_process_group")
-            if sharing.size() > 1:
-                self.strategy = FullyParallelSaveStrategyWrapper(
-                    self.strategy, sharing.process_group, constant
-                )
         if context is not None:
             context["save_strategy"] = self.strategy
 

@@ -21,7 +21,7 @@ from tilestone.megatron._ranks import Deadline, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._arguments import prepared
-from tilestone.megatron.training._choice import Found, Places, load_latest
+from tilestone.megatron.training._choice import Places, find
 from tilestone.megatron.training._program import Groups
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
@@ -123,8 +123,7 @@ def save_checkpoint(
         dp_cp_group: data and context parallel ranks. Passed to the `sharded_state_dict` methods in
             their metadata; also says which copy of the random states a rank has.
         dp_group: data parallel ranks; used with `args.data_parallel_random_init`.
-        expt_dp_group: expert data parallel ranks; used if
-            `args.ckpt_fully_parallel_save_process_group` is "ep_dp".
+        expt_dp_group: ignored: the engine shares the work among all ranks.
         rng_state_key_prefix: as key_prefix of get_rng_state().
         args: the program's arguments, which are also saved, as a Namespace.
             `tilestone.megatron.training.ARGUMENTS` lists what is read of them, with the defaults.
@@ -148,7 +147,7 @@ def save_checkpoint(
     """
     deadline = Deadline(timeout)
     group = _group(process_group)
-    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
+    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group)
 
     def prepare() -> Saving:
         deadline.check()
@@ -267,7 +266,7 @@ def load_checkpoint(
     """
     deadline = Deadline(timeout)
     group = _group(process_group)
-    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
+    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group)
 
     def prepare() -> Resume:
         deadline.check()
@@ -281,25 +280,19 @@ def load_checkpoint(
 
     resume = prepared("preparation of a load", group, prepare, deadline)
 
-    def load(found: Found) -> Dict[str, Any]:
-        def ask() -> Tuple[Dict[str, Any], Any]:
-            resume.decide(found, _ranks.rank(group) == 0, optimizer)
-            fills = [] if skip_load_to_model_and_opt else state.as_list(ddp_model)
-            resume.check_loads(fills, optimizer, opt_param_scheduler)
-            strategy = resume.strategy()
-            model = unwrap_model(ddp_model)
-            return resume.template(model, optimizer, opt_param_scheduler, deadline), strategy
-
-        return resume.load(
-            *together("state of a training run", group, ask, deadline),
-            process_group, deadline, allow_classes,
-        )  # fmt: skip
-
-    chosen = load_latest(resume.places, group, deadline, load)
-    if chosen is None:
+    found = find(resume.places, group, deadline)
+    if found is None:
         together("choice of a checkpoint", group, resume.report_none, deadline)
         return 0, 0
-    found, loaded = chosen
+
+    def ask() -> Dict[str, Any]:
+        resume.decide(found, _ranks.rank(group) == 0, optimizer)
+        fills = [] if skip_load_to_model_and_opt else state.as_list(ddp_model)
+        resume.check_loads(fills, optimizer, opt_param_scheduler)
+        return resume.template(unwrap_model(ddp_model), optimizer, opt_param_scheduler, deadline)
+
+    wanted = together("state of a training run", group, ask, deadline)
+    loaded = resume.load(wanted, process_group, deadline, allow_classes)
 
     def give_back() -> Tuple[int, Any]:
         if not skip_load_to_model_and_opt:
