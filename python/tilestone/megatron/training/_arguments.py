@@ -53,11 +53,6 @@ DEFAULTS: dict[str, Any] = {
     "dist_ckpt_optim_fully_reshardable": False,
     "distrib_optim_fully_reshardable_mem_efficient": False,
     # How the checkpoint is saved and loaded.
-    "ckpt_fully_parallel_save": False,
-    "ckpt_fully_parallel_save_process_group": "dp",
-    "ckpt_fully_parallel_load": False,
-    "ckpt_fully_parallel_load_process_group": "dp",
-    "ckpt_fully_parallel_load_exchange_algo": "broadcast",
     "ckpt_assume_constant_structure": False,
     "ckpt_load_validate_sharding_integrity": True,
     "dist_ckpt_strictness": "assume_ok_unexpected",
