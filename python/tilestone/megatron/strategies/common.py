@@ -30,11 +30,11 @@ from tilestone.megatron.strategies.base import (
 logger = logging.getLogger(__name__)
 
 COMMON_STATE_FNAME = _stored.COMMON_FILE
+_WRITER = "TorchCommonSaveStrategy"
 
 
 def _write(value: Any, folder: Directory, name: str) -> None:
     """Writes a file atomically and durably: a reader finds the whole file or none."""
-    valid.refuse_any_url(folder, "TorchCommonSaveStrategy")
     written = io.BytesIO()
     torch.save(value, written)
     _core.put_file(valid.directory(_stored.literal(folder)), name, written.getvalue())
@@ -59,6 +59,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
 
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Rank 0 writes `common.pt`; other ranks do nothing."""
+        valid.refuse_any_url(checkpoint_dir, _WRITER)
         if _ranks.rank() == 0:
             _write(common_state_dict, checkpoint_dir, COMMON_STATE_FNAME)
 
@@ -66,6 +67,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> None:
         """Writes a file for each object whose main replica this rank has."""
+        valid.refuse_any_url(checkpoint_dir, _WRITER)
         for item in nested_values(sharded_objects_state_dict):
             if is_main_replica(item.replica_id):
                 _write(item.data, checkpoint_dir, f"{item.unique_key}.pt")
