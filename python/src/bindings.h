@@ -64,7 +64,7 @@ nb::handle device_object(const TensorView& tensor);
 // For nodes that the library only hands back (LocalNonpersistent, merged factories).
 StateNode object_node(nb::handle object);
 
-// What __repr__ shows: "Name(a=1, b='x')", of these attributes.
+// What __repr__ shows: "Name(a=1, b='x')", of these attributes; of a list its length.
 nb::str shown(nb::handle self, const std::vector<const char*>& names);
 
 // ---- Exceptions and messages ----

@@ -5,7 +5,11 @@ namespace tilestone::python {
 
 nb::str shown(nb::handle self, const std::vector<const char*>& names) {
   nb::list parts;
-  for (const char* name : names) parts.append(nb::str("{}={!r}").format(name, self.attr(name)));
+  for (const char* name : names) {
+    nb::object value = self.attr(name);
+    if (PyList_Check(value.ptr())) value = nb::int_(nb::len(value));
+    parts.append(nb::str("{}={!r}").format(name, value));
+  }
   const nb::object all = nb::str(", ").attr("join")(parts);
   return nb::str(nb::str("{}({})").format(self.type().attr("__name__"), all));
 }

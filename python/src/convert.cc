@@ -69,8 +69,9 @@ void bind_result(nb::module_& m) {
               "Whether Megatron-Core's common state was copied.")
       .def_ro("bytes", &ConvertResult::bytes, "Of the tensors, as written.")
       .def_ro("seconds", &ConvertResult::seconds)
-      .def("__repr__",
-           [](nb::handle self) { return shown(self, {"format", "dialect", "left_out", "bytes"}); });
+      .def("__repr__", [](nb::handle self) {
+        return shown(self, {"format", "dialect", "keys", "left_out", "bytes"});
+      });
 }
 
 }  // namespace

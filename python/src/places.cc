@@ -53,7 +53,8 @@ nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t off
 
 void put_file(const nb::bytes& path, const std::string& name, const nb::bytes& content) {
   const Location location = location_of(path, false);
-  const std::string scratch = name + ".tilestone-" + random_uuid();
+  const size_t folder = name.rfind('/') + 1;  // 0: none
+  const std::string scratch = name.substr(0, folder) + ".tilestone-" + random_uuid();
   const ByteView bytes = byte_view(content);
   without_gil([&] {
     location.storage().publish(name, scratch, bytes, /*replace=*/true, Deadline::never());

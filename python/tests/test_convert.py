@@ -345,7 +345,7 @@ def test_a_target_named_safetensors_is_one_file(tmp_path: pathlib.Path) -> None:
             rename=lambda key: "" if key in names else key,
         )  # fmt: skip
         assert (result.format, {key.file for key in result.keys}) == ("safetensors", {""})
-        assert repr(result).startswith("ConvertResult(format='safetensors', dialect='pytorch', left_out=")
+        assert repr(result).startswith("ConvertResult(format='safetensors', dialect='pytorch', keys=")
         read = load_file(target)
         assert read.keys() == model.keys() - names
         assert all(bits(tensor) == bits(model[key]) for key, tensor in read.items())

@@ -500,9 +500,10 @@ def test_a_second_replica_on_one_rank_is_left_out_as_stock_does(ckpt: str) -> No
     def tied(value: float) -> dict[str, Any]:
         copy = _tensor(value)["w"]
         copy.replica_id = 1
-        return {"head": [copy], **_tensor(value), "step": 1}
+        return {"head": [copy], "out": {"deep": {"w": copy}}, **_tensor(value), "step": 1}
 
     megatron.save(tied(6), ckpt)
+    assert megatron.load_common_state_dict(ckpt) == {"step": 1}  # no containers that held them
     loaded = megatron.load(tied(0), ckpt)
     assert loaded["w"].tolist() == loaded["head"][0].tolist() == [6, 6] and loaded["step"] == 1
 

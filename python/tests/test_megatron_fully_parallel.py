@@ -226,12 +226,16 @@ def _saves(rank: int, world: int) -> None:
         stock.fully_parallel.FullyParallelSaveStrategyWrapper(
             _StockSaves("mock", 1), group
         ).apply_saving_parallelization(expected)
-        ours = FullyParallelSaveStrategyWrapper(_SavedBy(), group)
+        ours = FullyParallelSaveStrategyWrapper(_SavedBy(), group, True)
+        assert ours.cached_distribution is None
         state = _state(mapping, rank, world, empty=False)
         ours.save(state, "nowhere")
         assert _ids(ours.base_strategy.given) == _ids(expected)
         assert _ids(state) == _ids(expected), "the caller sees who saves what, as with stock"
         assert ours.base_strategy.given["all"][3].data is state["all"][3].data
+        assert ours.cached_distribution is not None
+        mains = ours.cached_distribution.main_rank_for_shard.values()
+        assert set(mains) <= set(range(dist.get_world_size(group)))
         assert ours.async_save(state, "nowhere") == "a request"
         assert ours.backend == "mock" and ours.can_handle_sharded_objects
 

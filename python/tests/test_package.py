@@ -338,7 +338,7 @@ def test_results_show_what_they_say(ckpt: str, tmp_path: pathlib.Path) -> None:
     assert repr(session) == "Session(closed)"
     with tilestone.open(ckpt) as opened:
         assert "VerifyReport(ok=True, files=1, items=1, " in repr(opened.verify())
-    assert repr(tilestone.repair(ckpt)).startswith("RepairReport(mended=[], now=VerifyReport(ok=True")
+    assert repr(tilestone.repair(ckpt)).startswith("RepairReport(mended=0, now=VerifyReport(ok=True")
     copied = tilestone.convert(ckpt, tmp_path / "hf")
     assert "ConvertResult(format='safetensors', " in repr(copied)
-    assert "left_out=0, bytes=24)" in repr(copied)
+    assert "keys=1, left_out=0, bytes=24)" in repr(copied)

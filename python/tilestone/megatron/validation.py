@@ -321,8 +321,7 @@ def determine_global_metadata(
 ) -> Tuple[_LocalMetadata, _GlobalMetadata]:
     """Returns this rank's entities and those of each rank, all without data. Every rank calls.
 
-    Without torch.distributed there is one rank. The second result is a sequence that unpacks the
-    entities of a rank on access; validate_sharding_integrity does not unpack them.
+    Without torch.distributed there is one rank.
     """
     local = [item.without_data() for item in nested_values(sharded_state_dict)]
     if not torch.distributed.is_initialized():

@@ -317,8 +317,21 @@ def without_own_replicas(tree: Any) -> Any:
     replicas = OwnReplicas(leaves)
     if not any([replicas.repeats(leaf) for leaf in leaves]):
         return tree
-    replicas = OwnReplicas(leaves)
-    return dict_list_map_outplace(lambda leaf: _NOT_SAVED if replicas.repeats(leaf) else leaf, tree)
+    return _without(tree, OwnReplicas(leaves).repeats)
+
+
+def _without(tree: Any, left_out: Callable[[Any], bool]) -> Any:
+    """The tree without some leaves, and without the containers that held nothing else.
+
+    An empty container would be common state. In lists the other elements keep their places.
+    """
+    if isinstance(tree, dict) and tree:
+        rests = {key: _without(value, left_out) for key, value in tree.items()}
+        return {key: rest for key, rest in rests.items() if rest is not _NOT_SAVED} or _NOT_SAVED
+    if isinstance(tree, list) and tree:
+        rest = [_without(value, left_out) for value in tree]
+        return _NOT_SAVED if all(each is _NOT_SAVED for each in rest) else rest
+    return _NOT_SAVED if left_out(tree) else tree
 
 
 @dataclasses.dataclass(eq=False)

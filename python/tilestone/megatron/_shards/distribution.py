@@ -166,6 +166,8 @@ def _distributed(
 class Distributes:
     """Base of both wrappers: makes distributions."""
 
+    do_cache_distribution: bool
+    cached_distribution: ShardDistribution | None = None
     _group: Group | None
 
     @property
@@ -204,7 +206,10 @@ class Distributes:
     ) -> ShardDistribution | None:
         """Returns the distribution; None if no other rank shares the work."""
         group = self._sharing()
-        return None if group is None else agree_on_distribution(state_of, group, ignore_groups)
+        found = None if group is None else agree_on_distribution(state_of, group, ignore_groups)
+        if self.do_cache_distribution:
+            self.cached_distribution = found
+        return found
 
     def _apply(
         self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None

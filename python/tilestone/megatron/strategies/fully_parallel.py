@@ -68,7 +68,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     Attributes:
         base_strategy: the strategy that saves.
         parallelization_group: the ranks that share the save; None without torch.distributed.
-        do_cache_distribution: no effect.
+        do_cache_distribution: keep the last distribution as `cached_distribution`.
+        cached_distribution: the last distribution, which no call uses; otherwise None.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             parallelization_group: ranks that hold replicas of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
-            do_cache_distribution: ignored: each save makes a new distribution, so no new shard is
-                lost.
+            do_cache_distribution: keep the distribution for the caller. Each save makes a new one,
+                so no new shard is lost.
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
@@ -178,7 +179,8 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
     Attributes:
         base_strategy: the strategy that loads.
         parallelization_group: the ranks that share the load; None without torch.distributed.
-        do_cache_distribution: no effect.
+        do_cache_distribution: keep the last distribution as `cached_distribution`.
+        cached_distribution: the last distribution, which no call uses; otherwise None.
         exchange_algo: how the ranks send one another what they have loaded.
         cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
@@ -196,7 +198,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
                 otherwise the default group).
-            do_cache_distribution: ignored, as for saves.
+            do_cache_distribution: as for saves.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
                 ignored with a strategy of Tilestone.
         """
