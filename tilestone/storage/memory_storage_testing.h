@@ -36,7 +36,8 @@ class MemoryStorage : public Storage {
 
   explicit MemoryStorage(FileImage initial);
 
-  StorageFacts facts() const override { return {.description = "memory"}; }
+  // As a disk's, whose cache is all of it.
+  StorageFacts facts() const override { return {.description = "memory", .page_cache = true}; }
   Directories* directories() override { return own_directories_.get(); }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
                                        const Deadline& deadline) override;

@@ -45,10 +45,10 @@ struct ReadCosts {
 struct StorageFacts {
   std::string description;  // the root as shown to a person: a path or a URL
   ReadCosts read_costs = {};
-  // Reads and writes can go through the page cache of this process's host.
+  // Reads and writes can go through the page cache of this process's host. Used by load: without
+  // it, ranks on one host exchange messages instead.
   bool page_cache = false;
   // After one process has prefetched data, other processes on its host read that data from memory.
-  // Used by load: without this, ranks on one host exchange messages instead.
   bool shared_cache = false;
   // The conditions that a put() can have here. Of an object store they are assumed to be there
   // until a put has shown the reverse: the first one with a condition in a process finds out.

@@ -145,9 +145,9 @@ class Reading(Value):
 
     Args:
         two_phase: `load`: whether data that several ranks want, or that one rank would need many
-            short reads for, is read once by one rank for all. "auto": through the page cache if all
-            ranks run on one host, otherwise by messages. "always": by messages. "never": each rank
-            reads for itself. Must be the same on every rank.
+            short reads for, is read once by one rank for all. "auto": through the page cache of
+            files if all ranks run on one host, otherwise by messages. "always": by messages.
+            "never": each rank reads for itself. Must be the same on every rank.
         cache: "keep" leaves what is read in the page cache, so that another load of the same files
             needs no disk. "bypass" reads large tensors without the page cache, which leaves that
             memory to others. None: keep where what is read fits into half of the memory that is

@@ -106,13 +106,13 @@ class Exchange {
 }  // namespace
 
 ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,
-                         bool shared_cache) {
+                         const StorageFacts& storage) {
   if (hosts.size() < 2 || mode == Reading::TwoPhase::kNever) return ReadFor::kOneself;
-  if (mode == Reading::TwoPhase::kAlways) return ReadFor::kMessages;
   const bool one_host = std::all_of(hosts.begin(), hosts.end(),
                                     [&](const std::string& host) { return host == hosts.front(); });
-  if (!one_host) return ReadFor::kMessages;
-  return shared_cache ? ReadFor::kPageCache : ReadFor::kOneself;
+  const bool has_cache = mode == Reading::TwoPhase::kAuto && one_host && storage.page_cache;
+  if (!has_cache) return ReadFor::kMessages;
+  return storage.shared_cache ? ReadFor::kPageCache : ReadFor::kOneself;
 }
 
 uint64_t pool_share(uint64_t buffer_bytes, ReadFor way) {

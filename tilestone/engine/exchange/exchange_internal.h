@@ -33,16 +33,16 @@
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
 
 // Whether each rank reads only for itself, or how a rank brings what it reads to the others.
 enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
 
-// How the ranks of a load read. hosts[r] is the host of rank r. `shared_cache`: the storage has the
-// shared cache (StorageFacts).
+// How the ranks of a load read. hosts[r] is the host of rank r.
 ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,
-                         bool shared_cache);
+                         const StorageFacts& storage);
 
 // The pool's share of buffer_bytes.
 uint64_t pool_share(uint64_t buffer_bytes, ReadFor way);

@@ -92,8 +92,8 @@ std::pair<int64_t, int64_t> part_of(int64_t count, const Communicator& comm) {
   return {count * comm.rank() / comm.size(), count * (comm.rank() + 1) / comm.size()};
 }
 
-std::shared_ptr<Storage> save_rows(int ranks) {
-  const auto storage = memory_storage();
+std::shared_ptr<Storage> save_rows(int ranks,
+                                   const std::shared_ptr<Storage>& storage = memory_storage()) {
   run_ranks(ranks, [&](Communicator comm) {
     StateDict state;
     const auto [begin, end] = part_of(kRows, comm);
@@ -160,7 +160,7 @@ TEST(TwoPhase, MessagesKeepToTheirShareOfTheBuffers) {
   EXPECT_LE(sent.largest, (8u << 20) / 8 + (64u << 10));
 }
 
-TEST(TwoPhase, IsNotUsedOnOneHostUnlessAskedFor) {
+TEST(TwoPhase, IsNotUsedOnOneHostWithACacheUnlessAskedFor) {
   const auto storage = save_rows(2);
   for (const TwoPhase mode : {TwoPhase::kAuto, TwoPhase::kNever}) {
     Sent sent;
@@ -174,14 +174,27 @@ TEST(TwoPhase, IsNotUsedOnOneHostUnlessAskedFor) {
 
 TEST(TwoPhase, IsUsedWhereRanksRunOnSeveralHosts) {
   const std::vector<std::string> one = {"a", "a", "a"}, two = {"a", "a", "b"}, alone = {"a"};
-  for (const bool cache : {false, true}) {
-    EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, two, cache), ReadFor::kMessages);
-    EXPECT_EQ(reading_of_ranks(TwoPhase::kNever, two, cache), ReadFor::kOneself);
-    EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, one, cache), ReadFor::kMessages);
-    EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, alone, cache), ReadFor::kOneself);
+  const StorageFacts store, cached = {.page_cache = true},
+                            shared = {.page_cache = true, .shared_cache = true};
+  for (const StorageFacts& facts : {store, cached, shared}) {
+    EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, two, facts), ReadFor::kMessages);
+    EXPECT_EQ(reading_of_ranks(TwoPhase::kNever, two, facts), ReadFor::kOneself);
+    EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, one, facts), ReadFor::kMessages);
+    EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, alone, facts), ReadFor::kOneself);
   }
-  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, false), ReadFor::kOneself);
-  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, true), ReadFor::kPageCache);
+  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, store), ReadFor::kMessages);
+  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, cached), ReadFor::kOneself);
+  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, shared), ReadFor::kPageCache);
+}
+
+TEST(TwoPhase, ColumnsAreReadOnceFromAStoreOnOneHostToo) {
+  const auto store = save_rows(4, memory_objects());
+  Traffic traffic;
+  const Location location = counting_reads(store, traffic);
+  run_ranks(4, [&](Communicator comm) {
+    expect_columns(comm, location, loading(comm, TwoPhase::kAuto));
+  });
+  EXPECT_LE(traffic.bytes, kMatrixBytes + kMatrixBytes / 20);
 }
 
 TEST(TwoPhase, RanksThatDisagreeAboutItGetAnError) {

@@ -65,6 +65,7 @@ class HostsStorage final : public ReadOnlyStorage {
   StorageFacts facts() const override {
     StorageFacts facts;
     facts.description = description_;
+    facts.page_cache = own_->facts().page_cache;  // of one host, it has all the files
     return facts;
   }
 

@@ -246,7 +246,7 @@ class LoadByRounds::Loading {
   ReadFor way_of_reading(const std::vector<Bytes>& identities) const {
     std::vector<std::string> hosts;
     for (const Bytes& identity : identities) hosts.emplace_back(as_text(identity));
-    return reading_of_ranks(options().reading.two_phase, hosts, storage().facts().shared_cache);
+    return reading_of_ranks(options().reading.two_phase, hosts, storage().facts());
   }
 
   void open() {

@@ -242,9 +242,9 @@ struct Differences {
 struct Reading {
   enum class TwoPhase { kAuto, kAlways, kNever };
   // `load`: whether data that several ranks want, or that one rank would need many short reads for,
-  // is read once by one rank for all. kAuto: through the page cache if all ranks run on one host,
-  // otherwise by messages. kAlways: by messages. kNever: each rank reads for itself. Must be the
-  // same on every rank.
+  // is read once by one rank for all. kAuto: through the page cache of files if all ranks run on
+  // one host, otherwise by messages. kAlways: by messages. kNever: each rank reads for itself. Must
+  // be the same on every rank.
   TwoPhase two_phase = TwoPhase::kAuto;
   // kKeep leaves what is read in the page cache, so that another load of the same files needs no
   // disk. kBypass reads large tensors without the page cache, which leaves that memory to others.
