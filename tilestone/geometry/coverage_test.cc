@@ -255,7 +255,7 @@ TEST(CoverageAtScale, IrregularTilingInThreeDims) {
 
 TEST(CoverageAtScale, RodsThatCrossWithoutMeeting) {
   int64_t side = 1;
-  while (3 * (side + 1) * (side + 1) <= kManyBoxes / 4) ++side;
+  while (3 * (side + 1) * (side + 1) <= kManyBoxes / 40) ++side;
   const auto boxes = crossing_rods(side);
   const Dims shape(3, 2 * side);
   EXPECT_FALSE(find_overlap(boxes));
@@ -265,20 +265,30 @@ TEST(CoverageAtScale, RodsThatCrossWithoutMeeting) {
   for (const Box& box : boxes) ASSERT_FALSE(intersects(box, hole->where));
 }
 
-TEST(CoverageAtScale, RowsAndColumnsThatCrossEverywhere) {
-  const int64_t n = kManyBoxes / 2;
-  std::vector<Box> boxes;  // every other row and every other column: a hole where both are odd
+// Every other row and every other column: a hole where both are odd.
+std::vector<Box> crossing_lines(int64_t n) {
+  std::vector<Box> boxes;
   for (int64_t i = 0; i < n; ++i) {
     boxes.push_back(Box{{2 * i, 0}, {1, 2 * n}});
     boxes.push_back(Box{{0, 2 * i}, {2 * n, 1}});
   }
+  return boxes;
+}
+
+TEST(CoverageAtScale, RowsAndColumnsThatCrossEverywhere) {
+  const int64_t n = kManyBoxes / 2;
+  const std::vector<Box> boxes = crossing_lines(n);
   EXPECT_TRUE(find_overlap(boxes));
-  const Dims shape{2 * n, 2 * n};
-  const auto hole = find_uncovered(Box::whole(shape), boxes);
+  const auto hole = find_uncovered(Box::whole(Dims{2 * n, 2 * n}), boxes);
   ASSERT_TRUE(hole);
   for (const Box& box : boxes) ASSERT_FALSE(intersects(box, *hole));
-  for (int64_t i = 0; i < n; ++i) boxes.push_back(Box{{2 * i + 1, 0}, {1, 2 * n}});
-  EXPECT_FALSE(find_uncovered(Box::whole(shape), boxes));
+}
+
+TEST(Coverage, AllRowsCoverWhateverColumnsCrossThem) {
+  constexpr int64_t kLines = 100;
+  std::vector<Box> boxes = crossing_lines(kLines);
+  for (int64_t i = 0; i < kLines; ++i) boxes.push_back(Box{{2 * i + 1, 0}, {1, 2 * kLines}});
+  EXPECT_FALSE(find_uncovered(Box::whole(Dims{2 * kLines, 2 * kLines}), boxes));
 }
 
 TEST(CoverageAtScale, ShiftedCopiesThatOverlapEverywhere) {

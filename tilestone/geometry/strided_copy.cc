@@ -5,58 +5,11 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/thread_pool.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/geometry/strided_loops_internal.h"
 
 namespace tilestone {
 namespace {
-
-constexpr int64_t kThreadedFrom = 4 << 20;  // bytes; smaller copies end before threads would start
-constexpr int64_t kSmallestTask = 1 << 20;  // bytes
-
-// Iterations [from, to) of one loop of the nest.
-CopyNest part_of_loop(const CopyNest& nest, size_t loop, int64_t from, int64_t to) {
-  CopyNest part = nest;
-  part.target += from * nest.loops[loop].target_stride;
-  part.source += from * nest.loops[loop].source_stride;
-  part.loops[loop].count = to - from;
-  return part;
-}
-
-// Bytes [from, to) of every run of the nest.
-CopyNest part_of_run(const CopyNest& nest, int64_t from, int64_t to) {
-  CopyNest part = nest;
-  part.target += from;
-  part.source += from;
-  part.run = to - from;
-  return part;
-}
-
-// Splits the copy into about `tasks` parts of about equal size. Splits the longest loop, or the
-// runs if they can be cut into more parts.
-void run_over_threads(const CopyNest& nest, ThreadPool& pool, int64_t tasks) {
-  constexpr int64_t kRunStep = 64 << 10;  // bytes; runs are cut at multiples of it
-  const auto longest =
-      std::max_element(nest.loops.begin(), nest.loops.end(),
-                       [](const CopyLoop& a, const CopyLoop& b) { return a.count < b.count; });
-  const int64_t steps = (nest.run + kRunStep - 1) / kRunStep;
-  const bool cut_runs = longest == nest.loops.end() || steps > longest->count;
-  const int64_t count = cut_runs ? steps : longest->count;
-  tasks = std::min(tasks, count);
-  const auto begin_of = [&](int64_t task) {
-    return count / tasks * task + std::min(task, count % tasks);
-  };
-  pool.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
-    const int64_t from = begin_of(static_cast<int64_t>(task));
-    const int64_t to = begin_of(static_cast<int64_t>(task) + 1);
-    if (cut_runs) {
-      run_nest(part_of_run(nest, from * kRunStep, std::min(to * kRunStep, nest.run)));
-    } else {
-      run_nest(part_of_loop(nest, static_cast<size_t>(longest - nest.loops.begin()), from, to));
-    }
-  });
-}
 
 // The view with as few dims as its C order allows.
 StridedView coalesced(const StridedView& view) {
@@ -124,7 +77,7 @@ StridedView StridedView::narrow(const Box& box) const {
 
 uint64_t StridedView::bytes() const { return static_cast<uint64_t>(numel(shape)) * itemsize; }
 
-void strided_copy(const StridedView& target, const StridedView& source, ThreadPool* pool) {
+void strided_copy(const StridedView& target, const StridedView& source) {
   if (target.shape != source.shape || target.itemsize != source.itemsize) {
     throw Error(ErrorCode::kInternal,
                 "strided copy: the source has shape " + to_string(source.shape) + " and items of " +
@@ -132,11 +85,7 @@ void strided_copy(const StridedView& target, const StridedView& source, ThreadPo
                     to_string(target.shape) + " and items of " + std::to_string(target.itemsize) +
                     " bytes");
   }
-  const CopyNest nest = make_nest(target, source);
-  const int64_t bytes = nest.bytes();
-  if (pool == nullptr || pool->size() < 2 || bytes < kThreadedFrom) return run_nest(nest);
-  const auto wanted = static_cast<int64_t>(pool->size()) * 4;  // threads differ in speed
-  run_over_threads(nest, *pool, std::min(wanted, bytes / kSmallestTask));
+  run_nest(make_nest(target, source));
 }
 
 void pack_range(const StridedView& source, uint64_t begin, MutableByteView out) {

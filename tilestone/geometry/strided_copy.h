@@ -1,5 +1,5 @@
-// Copies between strided tensors in host memory. Dims are coalesced, long runs are copied at memcpy
-// speed, and large copies use several threads.
+// Copies between strided tensors in host memory. Dims are coalesced, and long runs are copied at
+// memcpy speed.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,6 @@
 #include "tilestone/geometry/box.h"
 
 namespace tilestone {
-
-class ThreadPool;
 
 // A strided tensor in memory. `strides` has one entry per dim of `shape`, in elements, of any sign.
 // `data` points to element [0, ..., 0]. A pair of 4-bit elements counts as one 1-byte element.
@@ -29,9 +27,8 @@ struct StridedView {
 };
 
 // Copies every element of `source` to the element of `target` with the same index. Throws
-// Error(kInternal) unless shapes and item sizes are equal. The memory must not overlap. `pool` may
-// be null.
-void strided_copy(const StridedView& target, const StridedView& source, ThreadPool* pool = nullptr);
+// Error(kInternal) unless shapes and item sizes are equal. The memory must not overlap.
+void strided_copy(const StridedView& target, const StridedView& source);
 
 // Packs part of a strided tensor into contiguous memory: writes bytes [begin, begin + out.size())
 // of the flattened C-contiguous tensor to `out`. The range need not consist of whole elements.

@@ -107,12 +107,6 @@ void move_source_inward(std::vector<CopyLoop>& loops) {
 
 }  // namespace
 
-int64_t CopyNest::bytes() const {
-  int64_t total = run;
-  for (const CopyLoop& loop : loops) total *= loop.count;
-  return total;
-}
-
 CopyNest make_nest(const StridedView& target, const StridedView& source) {
   const auto itemsize = static_cast<int64_t>(target.itemsize);
   CopyNest nest{target.data, source.data, {}, itemsize};

@@ -24,8 +24,6 @@ struct CopyNest {
   const std::byte* source = nullptr;
   std::vector<CopyLoop> loops;  // every count >= 2
   int64_t run = 0;              // 0: nothing to copy
-
-  int64_t bytes() const;
 };
 
 // The smallest number of loops that copies `source` to `target`, in an order that suits the
