@@ -2,8 +2,7 @@
 //
 //  1. Take: the object is put if absent. Its text has an id that nobody else has, and a number that
 //     grows, so each put of it has another tag.
-//  2. Renew: one thread of the process puts it again each period, if it still has the tag of the
-//     put before.
+//  2. Renew: a thread puts it again each period, if it still has the tag of the put before.
 //  3. Take over: the object has lapsed if its tag has stayed the same for kLapsed periods by the
 //     clock of who looks at it; or for kWatched, if the store's own clock, the date of the same
 //     answer, says that it is kLapsed periods old. Then it is put if it still has that tag. No
@@ -34,7 +33,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
@@ -56,43 +54,16 @@ constexpr uint64_t kMaxText = 1024;    // bytes
 
 std::atomic<double> the_period = 10;  // seconds
 
-class Lease;
-
-// Renews the leases of this process.
-class Renewals {
- public:
-  void add(Lease& lease);
-  // Returns when the lease is not being renewed.
-  void remove(Lease& lease);
-
- private:
-  void run(const std::stop_token& stop);
-
-  std::mutex threads_;  // of add() and remove(): a second thread never begins before the first ends
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::vector<Lease*> leases_;
-  uint64_t added_ = 0;
-  Lease* renewed_ = nullptr;  // now
-  std::jthread thread_;       // while there are leases
-};
-
-// Never destroyed: a process may exit while it holds a claim.
-Renewals& renewals() {
-  static auto& the_renewals =
-      *new PerProcess<Renewals>([] { return std::make_unique<Renewals>(); });
-  return *the_renewals;
-}
-
 class Lease : public StorageClaim {
  public:
   Lease(std::shared_ptr<Storage> storage, std::string name, Seconds period)
       : storage_(std::move(storage)), name_(std::move(name)), period_(period) {}
   ~Lease() override {
+    if (process_ != ::getpid()) static_cast<void>(renewer_.release());  // the parent's
     if (!may_stand_ || process_ != ::getpid()) return;
     interrupt_->request(
         std::make_exception_ptr(Error(ErrorCode::kInterrupted, "the claim is released")));
-    renewals().remove(*this);
+    renewer_.reset();
     try {
       release();
     } catch (...) {
@@ -106,7 +77,7 @@ class Lease : public StorageClaim {
     const bool is_short = patience.remaining() < kSure * period_;
     may_stand_ = true;  // even if there is no answer
     may_stand_ = put(condition, is_short ? Deadline::after(kSure * period_) : patience);
-    if (may_stand_) renewals().add(*this);
+    if (may_stand_) start_renewer();
     return may_stand_;
   }
 
@@ -116,7 +87,7 @@ class Lease : public StorageClaim {
     return Deadline::after(sure_until_.load() - Clock::now());
   }
 
-  // Called by the thread of the renewals, too.
+  // Called by the thread, too.
   void renew(const Deadline& deadline) {
     const std::lock_guard lock(mutex_);
     next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(period_);
@@ -134,14 +105,31 @@ class Lease : public StorageClaim {
       log(LogLevel::kDebug, std::string("a claim was not renewed: ") + error.what());
     }
   }
-  void renew_in_time() { renew(Deadline::after(period_).with_interrupt(interrupt_)); }
-  Clock::time_point next() const { return next_; }
 
  private:
+  void start_renewer() {
+    try {
+      renewer_ = std::make_unique<std::jthread>(
+          [this](const std::stop_token& stop) { renew_until(stop); });
+    } catch (const std::system_error& error) {
+      throw Error(ErrorCode::kIo, std::string("no thread can renew a claim: ") + error.what());
+    }
+  }
+
+  void renew_until(const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      stopped.wait_until(lock, stop, next_.load(), [] { return false; });
+      if (Clock::now() < next_.load()) continue;
+      renew(Deadline::after(period_).with_interrupt(interrupt_));
+    }
+  }
+
   bool is_late() const { return Clock::now() >= sure_until_.load(); }
 
-  // For calls that take no deadline: a store that does not answer must not keep the process's other
-  // leases waiting.
+  // For calls that take no deadline.
   std::shared_ptr<Storage> in_time(const Deadline& deadline) {
     deadline.expired();  // throws where the claim is released
     return storage_->until(Deadline::after(std::min<Seconds>(deadline.remaining(), period_))
@@ -220,51 +208,9 @@ class Lease : public StorageClaim {
   std::string tag_;   // "": not known
   int number_ = 0;
   bool is_lost_ = false, is_cut_off_ = false;  // by the last request
+
+  std::unique_ptr<std::jthread> renewer_;  // the last, because it uses the others
 };
-
-void Renewals::add(Lease& lease) {
-  const std::lock_guard threads(threads_);
-  const std::lock_guard lock(mutex_);
-  try {
-    if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& s) { run(s); });
-  } catch (const std::system_error& error) {
-    throw Error(ErrorCode::kIo, std::string("no thread can renew a claim: ") + error.what());
-  }
-  leases_.push_back(&lease);
-  ++added_;
-  changed_.notify_all();
-}
-
-void Renewals::remove(Lease& lease) {
-  const std::lock_guard threads(threads_);
-  std::jthread last;
-  std::unique_lock lock(mutex_);
-  std::erase(leases_, &lease);
-  changed_.wait(lock, [&] { return renewed_ != &lease; });
-  if (!leases_.empty()) return;
-  thread_.request_stop();
-  last = std::move(thread_);
-  lock.unlock();  // then `last` is joined
-}
-
-void Renewals::run(const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
-  while (!stop.stop_requested()) {
-    const auto first = std::ranges::min_element(leases_, {}, &Lease::next);
-    const auto when = first == leases_.end() ? Clock::time_point::max() : (*first)->next();
-    if (Clock::now() < when) {
-      changed_.wait_until(lock, stop, std::min(when, Clock::now() + std::chrono::hours(1)),
-                          [&, before = added_] { return added_ != before; });
-      continue;
-    }
-    renewed_ = *first;
-    lock.unlock();
-    renewed_->renew_in_time();
-    lock.lock();
-    renewed_ = nullptr;
-    changed_.notify_all();
-  }
-}
 
 // Of a lock: it was copied with a directory.
 bool is_empty(const FileInfo& info) { return info.size == 0; }

@@ -170,7 +170,7 @@ TEST(Lease, AThreadRunsOnlyWhileAClaimIsHeld) {
   const auto store = memory_objects();
   const size_t before = threads_now();
   auto one = store->claim("one"), two = store->claim("two");
-  EXPECT_EQ(threads_now(), before + 1);
+  EXPECT_EQ(threads_now(), before + 2);
   one.reset();
   EXPECT_EQ(threads_now(), before + 1);
   two.reset();
