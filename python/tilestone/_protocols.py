@@ -54,7 +54,9 @@ class CommunicatorLike(Protocol):
         """Returns the bytes given on root."""
         ...
 
-    def all_to_all(self, to: Sequence[bytes], timeout: float | None = None, /) -> list[bytes]:
+    def all_to_all(
+        self, to: Sequence[bytes], timeout: float | None = None, /
+    ) -> Sequence[bytes | bytearray]:
         """Sends to[r] to rank r; element r of the result came from rank r."""
         ...
 

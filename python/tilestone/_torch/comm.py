@@ -192,10 +192,9 @@ class TorchCommunicator:
 
     def all_to_all(
         self, to: Sequence[bytes], timeout_s: float | None = None, check: Check = None
-    ) -> list[bytes]:
+    ) -> list[bytes | bytearray]:
         """Sends `to[r]` to rank r; element r of the result came from rank r."""
-        result: list[bytes] = self._operate(self._all_to_all, (to,), timeout_s, check)
-        return result
+        return list(self._operate(self._all_to_all, (to,), timeout_s, check))
 
     # Agreeing on calls (CallPort in tilestone/comm/call_port.h).
 
@@ -405,7 +404,7 @@ class TorchCommunicator:
         self._see_taken(task, root)
         return mine
 
-    def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
+    def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes | bytearray]:
         self._check_parts("all_to_all", to)
         if self.size == 1:
             return list(to)
@@ -461,7 +460,7 @@ class TorchCommunicator:
         sizes = {rank: _size_in(record) for rank, record in records.items()}
         long = {rank: size for rank, size in sizes.items() if size is not None}
         received = self._transfer.exchange(name, {}, long, end)
-        return {rank: received.get(rank, record[1:]) for rank, record in records.items()}
+        return {rank: bytes(received.get(rank, record[1:])) for rank, record in records.items()}
 
     # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
     # which get an error.

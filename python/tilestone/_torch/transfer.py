@@ -5,6 +5,7 @@ All ranks that take part in a transfer are known to have arrived (see comm.py).
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import time
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,14 @@ def transfer_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
+def _memory_of(data: bytes) -> Any:
+    """The memory of what is sent, without a copy. torch refuses a buffer that is read-only."""
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    memory: Any = (ctypes.c_char * len(data)).from_address(address)
+    memory.owner = data  # a transfer that has failed may still read it
+    return memory
+
+
 class Transfer:
     """This rank's sends, receives and broadcasts. Only for the group's helper thread.
 
@@ -61,7 +70,7 @@ class Transfer:
 
     def exchange(
         self, name: str, outgoing: Mapping[int, bytes], incoming: Mapping[int, int], end: float
-    ) -> dict[int, bytes]:
+    ) -> dict[int, bytearray]:
         """Sends to some ranks and receives from others, by rank: `incoming` has the sizes."""
         buffers = {rank: bytearray(size) for rank, size in incoming.items()}
         arriving = [
@@ -73,12 +82,12 @@ class Transfer:
         leaving = [
             (rank, fragment.to(self.device))
             for rank, data in outgoing.items()
-            for fragment in self._cut(bytearray(data))
+            for fragment in self._cut(_memory_of(data))
         ]
         self._move(name, leaving, landing, end)
         for (_, fragment), (_, landed) in zip(arriving, landing, strict=True):
             self._land(fragment, landed)
-        return {rank: bytes(data) for rank, data in buffers.items()}
+        return buffers
 
     def broadcast(self, data: bytes, size: int, root: int, end: float) -> bytes:
         """Returns the `size` bytes that are `data` on rank `root`."""
@@ -141,12 +150,12 @@ class Transfer:
         who = rank_list(peers) if peers else "a rank"
         return RanksLostError(f"{name}: lost the connection to {who}: {error}", peers)
 
-    def _view(self, buffer: bytearray, begin: int) -> torch.Tensor:
+    def _view(self, buffer: Any, begin: int) -> torch.Tensor:
         """The fragment of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
         count = min(self._fragment_bytes, len(buffer) - begin)
         return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=begin)
 
-    def _cut(self, buffer: bytearray) -> list[torch.Tensor]:
+    def _cut(self, buffer: Any) -> list[torch.Tensor]:
         return [self._view(buffer, begin) for begin in range(0, len(buffer), self._fragment_bytes)]
 
     @staticmethod
