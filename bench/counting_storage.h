@@ -75,11 +75,6 @@ class CountingStorage : public Storage {
     calls_ += names.size();
     inner_->remove(names);
   }
-  void settle(const std::string& name) override {
-    ++calls_;
-    ++syncs_;
-    inner_->settle(name);
-  }
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     ++calls_;
     return inner_->claim(name, patience);
@@ -95,6 +90,10 @@ class CountingStorage : public Storage {
     explicit CountedDirectories(CountingStorage& storage) : storage_(storage) {}
     void make(const std::string& name) override { inner().make(name); }
     void remove(const std::string& name) override { inner().remove(name); }
+    void settle(const std::string& name) override {
+      ++storage_.syncs_;
+      inner().settle(name);
+    }
     bool can_exchange() override { return inner().can_exchange(); }
     void exchange(const std::string& a, const std::string& b) override { inner().exchange(a, b); }
     void rename(const std::string& from, const std::string& to) override {

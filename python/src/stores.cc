@@ -392,7 +392,8 @@ class PythonStore : public Storage {
     });
   }
 
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                 bool) override {
     check_file_name(name);
     const auto found = stat_of(*calls_, name, deadline);
     if (found && calls_->has_tags && found->tag != tag) return false;
@@ -400,7 +401,6 @@ class PythonStore : public Storage {
     return true;
   }
 
-  void settle(const std::string& name) override { check_directory_name(name); }
   std::shared_ptr<Storage> child(const std::string& name) override {
     check_file_name(name);
     return std::make_shared<PythonStore>(url_ + "/" + name,

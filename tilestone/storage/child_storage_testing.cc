@@ -55,6 +55,9 @@ class ChildDirectories : public Directories {
     if (!name.empty()) of_base().make(full(name));
   }
   void remove(const std::string& name) override { of_base().remove(full(name)); }
+  void settle(const std::string& name) override {
+    of_base().settle(name.empty() ? directory_ : full(name));
+  }
   bool can_exchange() override { return of_base().can_exchange(); }
   void exchange(const std::string& a, const std::string& b) override {
     of_base().exchange(full(a), full(b));
@@ -146,11 +149,9 @@ class ChildStorage : public Storage {
     for (const std::string& name : names) full.push_back(file(name));
     base_->remove(full);
   }
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
-    return base_->remove_if(file(name), tag, deadline);
-  }
-  bool remove_own(const std::string& name, const std::string& tag, Deadline deadline) override {
-    return base_->remove_own(file(name), tag, deadline);
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                 bool is_alone) override {
+    return base_->remove_if(file(name), tag, deadline, is_alone);
   }
 
   void discard_unfinished(const std::string& prefix,
@@ -164,11 +165,6 @@ class ChildStorage : public Storage {
     const std::string full = file(name);
     make_root();
     return base_->link(from, full, deadline);
-  }
-
-  void settle(const std::string& name) override {
-    check_directory_name(name);
-    base_->settle(name.empty() ? directory_ : file(name));
   }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {

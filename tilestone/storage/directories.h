@@ -20,6 +20,9 @@ class Directories {
   // root and the directories above it are durable when the call returns.
   virtual void make(const std::string& name) = 0;
   virtual void remove(const std::string& name) = 0;  // must be empty
+  // Returns when all names that were created, renamed or removed in the directory ("": the root)
+  // before the call are durable.
+  virtual void settle(const std::string& name) = 0;
   // Whether exchange() works here. Where only a trial can tell, the first call makes a temporary
   // directory in the root (".tilestone-probe-...", or in the second of two
   // directories that are to be exchanged), tries it there, removes the directory and keeps

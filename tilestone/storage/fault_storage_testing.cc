@@ -245,8 +245,7 @@ class FaultLock : public StorageClaim {
 
 class FaultDirectories : public Directories {
  public:
-  FaultDirectories(FaultDisk::State& state, int client, Storage& storage)
-      : state_(state), client_(client), storage_(storage) {}
+  FaultDirectories(FaultDisk::State& state, int client) : state_(state), client_(client) {}
 
   void make(const std::string& name) override {
     state_.perform({0, client_, StorageOp::kMakeDirectory, name, "", 0, 0}, [&] {
@@ -258,6 +257,12 @@ class FaultDirectories : public Directories {
     state_.perform({0, client_, StorageOp::kRemoveDirectory, name, "", 0, 0}, [&] {
       inner().remove(name);
       if (state_.journal) state_.journal->removed(name);
+    });
+  }
+  void settle(const std::string& name) override {
+    state_.perform({0, client_, StorageOp::kSettle, name, "", 0, 0}, [&] {
+      inner().settle(name);
+      if (state_.journal) state_.journal->synced_directory(name);
     });
   }
   bool can_exchange() override { return !state_.no_exchange && inner().can_exchange(); }
@@ -293,13 +298,12 @@ class FaultDirectories : public Directories {
  private:
   Directories& inner() { return *state_.inner->directories(); }
   void sync_parents(const std::string& a, const std::string& b) {
-    storage_.settle(std::string(parent_name(a)));
-    if (parent_name(a) != parent_name(b)) storage_.settle(std::string(parent_name(b)));
+    settle(std::string(parent_name(a)));
+    if (parent_name(a) != parent_name(b)) settle(std::string(parent_name(b)));
   }
 
   FaultDisk::State& state_;
   int client_;
-  Storage& storage_;
 };
 
 class FaultStorage : public Storage {
@@ -308,7 +312,7 @@ class FaultStorage : public Storage {
       : disk_(std::move(disk)),
         state_(*disk_->state_),
         client_(client),
-        directories_(state_, client, *this) {}
+        directories_(state_, client) {}
 
   StorageFacts facts() const override { return state_.inner->facts(); }
   Directories* directories() override {
@@ -390,11 +394,13 @@ class FaultStorage : public Storage {
     });
   }
 
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
-    if (directories() != nullptr) return Storage::remove_if(name, tag, deadline);
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                 bool is_alone) override {
+    if (directories() != nullptr) return Storage::remove_if(name, tag, deadline, is_alone);
     const auto done = std::make_shared<bool>(true);
-    state_.perform(call(StorageOp::kRemove, name),
-                   [=, &state = state_] { *done = state.inner->remove_if(name, tag, deadline); });
+    state_.perform(call(StorageOp::kRemove, name), [=, &state = state_] {
+      *done = state.inner->remove_if(name, tag, deadline, is_alone);
+    });
     return *done;
   }
 
@@ -411,13 +417,6 @@ class FaultStorage : public Storage {
       state_.journal->created(name, state_.memory->find(name));
     });
     return done;
-  }
-
-  void settle(const std::string& name) override {
-    state_.perform(call(StorageOp::kSettle, name), [&] {
-      state_.inner->settle(name);
-      if (state_.journal) state_.journal->synced_directory(name);
-    });
   }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {

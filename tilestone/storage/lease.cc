@@ -189,7 +189,7 @@ class Lease : public StorageClaim {
   bool remove(const Deadline& end) {
     if (is_late()) return storage_->remove_if(name_, tag_, end);
     const Deadline sure = Deadline::after(sure_until_.load() - Clock::now());
-    return storage_->remove_own(name_, tag_, sure.when() < end.when() ? sure : end);
+    return storage_->remove_if(name_, tag_, sure.when() < end.when() ? sure : end, true);
   }
 
   const pid_t process_ = ::getpid();

@@ -142,7 +142,8 @@ std::optional<std::string> MemoryObjects::put_for_tag(const std::string& name, B
   return "";
 }
 
-bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, Deadline deadline) {
+bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                              bool) {
   check_file_name(name);
   expect_time(deadline, name);
   const std::lock_guard lock(mutex_);
@@ -152,8 +153,6 @@ bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, D
   entries_.erase(found);
   return true;
 }
-
-void MemoryObjects::settle(const std::string& name) { check_directory_name(name); }
 
 std::unique_ptr<StorageClaim> MemoryObjects::claim(const std::string& name,
                                                    const Deadline& patience) {

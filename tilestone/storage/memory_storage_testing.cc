@@ -285,6 +285,12 @@ class MemoryStorage::OwnDirectories : public Directories {
     if (!storage_.is_empty(name)) fail(ErrorCode::kIo, name, kWhat, ENOTEMPTY);
     storage_.directories_.erase(name);
   }
+  void settle(const std::string& name) override {
+    std::lock_guard lock(storage_.mutex_);
+    if (!name.empty() && !storage_.directories_.contains(name)) {
+      fail(ErrorCode::kNotFound, name, "cannot sync a directory", ENOENT);
+    }
+  }
   bool can_exchange() override { return true; }
   void exchange(const std::string& a, const std::string& b) override {
     const std::string what = "cannot exchange the directories \"" + a + "\" and \"" + b + "\"";
@@ -341,14 +347,6 @@ MemoryStorage::MemoryStorage(FileImage initial)
     for (auto parent = parent_name(name); !parent.empty(); parent = parent_name(parent)) {
       directories_.emplace(parent);
     }
-  }
-}
-
-void MemoryStorage::settle(const std::string& name) {
-  check_directory_name(name);
-  std::lock_guard lock(mutex_);
-  if (!name.empty() && !directories_.contains(name)) {
-    fail(ErrorCode::kNotFound, name, "cannot sync a directory", ENOENT);
   }
 }
 

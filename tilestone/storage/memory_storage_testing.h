@@ -48,7 +48,6 @@ class MemoryStorage : public Storage {
   void remove(std::span<const std::string> names) override;
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override;
   std::shared_ptr<Storage> child(const std::string& name) override;
-  void settle(const std::string& name) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
@@ -98,8 +97,8 @@ class MemoryObjects : public MemoryStorage {
   std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
                                          const Condition& condition, const std::string& scratch,
                                          Deadline deadline) override;
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override;
-  void settle(const std::string& name) override;
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                 bool is_alone) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 

@@ -43,6 +43,7 @@ class PosixDirectories : public Directories {
 
   void make(const std::string& name) override { posix_make_directory(*context_, name); }
   void remove(const std::string& name) override { posix_remove_directory(*context_, name); }
+  void settle(const std::string& name) override { context_->settle(name); }
   bool can_exchange() override { return posix_can_exchange(*context_); }
   void exchange(const std::string& a, const std::string& b) override {
     posix_exchange(*context_, a, b);
@@ -148,7 +149,6 @@ class PosixStorage : public Storage {
     if (other == nullptr) return Storage::link(from, name, deadline);
     return posix_link(*other->context_, from.name, *context_, name);
   }
-  void settle(const std::string& name) override { context_->settle(name); }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
     check_file_name(name);

@@ -27,7 +27,6 @@ class ReadOnlyStorage : public Storage {
     throw refusal();
   }
   void remove(std::span<const std::string>) final { throw refusal(); }
-  void settle(const std::string&) final { throw refusal(); }
 
  protected:
   virtual Error refusal() const = 0;

@@ -128,6 +128,11 @@ std::shared_ptr<Storage> Storage::child(const std::string& name) {
   throw Error(ErrorCode::kUnsupported, "there are no folders in " + describe()).with_file(name);
 }
 
+void Storage::settle(const std::string& name) {
+  check_directory_name(name);
+  if (Directories* const own = directories()) own->settle(name);
+}
+
 std::optional<StorageEntry> Storage::parent() {
   Directories* const own = directories();
   return own == nullptr ? std::nullopt : own->parent();
@@ -212,13 +217,9 @@ std::optional<std::string> Storage::put_for_tag(const std::string& name, ByteVie
 
 std::shared_ptr<Storage> Storage::until(const Deadline&) { return shared_from_this(); }
 
-bool Storage::remove_if(const std::string& name, const std::string&, Deadline) {
+bool Storage::remove_if(const std::string& name, const std::string&, Deadline, bool) {
   remove(name);
   return true;
-}
-
-bool Storage::remove_own(const std::string& name, const std::string& tag, Deadline deadline) {
-  return remove_if(name, tag, deadline);
 }
 
 bool Storage::link(const StorageEntry&, const std::string&, const Deadline&) {
@@ -244,17 +245,19 @@ void Storage::rename(const std::string& from, const std::string& to, bool replac
   throw Error(ErrorCode::kUnsupported, "this storage renames nothing").with_file(from);
 }
 
-// Steps 1 to 3.
 void Storage::make_file(const std::string& name, ByteView bytes, Deadline deadline) {
-  auto file = create(name, bytes.size(), deadline);
+  const auto file = create(name, bytes.size(), deadline);
+  file->append(bytes);
+  file->sync(deadline);
+  file->close();
+}
+
+// Steps 1 to 3.
+void Storage::prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline) {
   try {
-    file->append(bytes);
-    file->sync(deadline);
-    file->close();
-  } catch (...) {
-    file.reset();
-    // In an object store only now it shows that there is such a file.
-    if (current_error().code() != ErrorCode::kAlreadyExists) discard_temporary(*this, name);
+    make_file(scratch, bytes, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) discard_temporary(*this, scratch);
     throw;
   }
 }

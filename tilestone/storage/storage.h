@@ -247,11 +247,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Removes a file if it still has this tag. False: it has another one, and stays. An absent file
   // counts as removed. Where put_if_tag is false, nothing is asked: the caller has a claim. Many
   // object stores ignore the condition of a removal: there, a file that is put between a look and
-  // the removal goes, too.
-  virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline);
-  // The same where nobody else can have put the file before the request is executed: an object
-  // store that is said to ignore the condition is not asked for the tag first.
-  virtual bool remove_own(const std::string& name, const std::string& tag, Deadline deadline);
+  // the removal goes, too. `is_alone`: nobody else can have put the file before the request is
+  // executed, so the tag need not be asked for first.
+  virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                         bool is_alone = false);
   // Files that were begun under names with this prefix, and neither finished nor given up: some
   // object stores keep what was written, though no listing shows it. Discards those for whose names
   // `goes` returns true.
@@ -263,10 +262,6 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // system or store, no permission, too many names), which is logged once; or the other file does
   // not exist. kAlreadyExists if `name` exists, elsewhere than in an object store.
   virtual bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline);
-  // Returns when all names that were created, renamed or removed in the directory ("": the root)
-  // before the call are durable.
-  virtual void settle(const std::string& name) = 0;
-
   // Claims the name; null if somebody else has the claim. Creates the file `name`, and its
   // directories, the root always. Who has the claim may remove the file: the claim of a file
   // without a name is never given. Where claims are leases, the file is there while somebody has
@@ -310,20 +305,20 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // put(), with Error(kAlreadyExists) if `replace` is false and `name` exists.
   void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
                Deadline deadline);
-  // Makes a small file, durably but for its name. If that fails, the file is removed if possible,
-  // unless it was there before.
+  // Makes a small file, durably but for its name. If that fails, the file may be there: the caller
+  // knows whether it may be removed.
   void make_file(const std::string& name, ByteView bytes, Deadline deadline);
   // The two halves of a put(), for a caller who must know which of them has failed. The first
   // writes and syncs the scratch file; if it fails, nothing is put, and the file is removed if
   // possible. The second puts the same bytes; unless it returns true, the scratch file stays, or it
   // has its new name. Without directories it always stays, and the caller removes it.
-  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline) {
-    make_file(scratch, bytes, deadline);
-  }
+  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
   bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                     const std::string& scratch, Deadline deadline);
   // As Directories::rename_file(). Error(kUnsupported) without directories.
   void rename(const std::string& from, const std::string& to, bool replace);
+  // As in Directories. Without directories: names are durable.
+  void settle(const std::string& name);
   void remove(const std::string& name) { remove(std::span(&name, 1)); }
   // Removes the directory `name` and everything in it; links are removed, not followed. A name that
   // somebody else removes meanwhile is not a failure. A name that can't be removed ends the call

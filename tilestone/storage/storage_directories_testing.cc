@@ -353,9 +353,9 @@ TEST_P(ObjectConformance, APutSaysTheTagThatALookFindsAndItsOwnFileIsRemovedUnde
   EXPECT_FALSE(put("three", Condition::has(tag)));
   const std::string now = storage().stat("f")->tag;
   EXPECT_TRUE(second->empty() || *second == now);
-  EXPECT_TRUE(storage().remove_own("f", now, Deadline::never()));
+  EXPECT_TRUE(storage().remove_if("f", now, Deadline::never(), true));
   EXPECT_FALSE(storage().stat("f"));
-  EXPECT_TRUE(storage().remove_own("f", now, Deadline::never()));
+  EXPECT_TRUE(storage().remove_if("f", now, Deadline::never(), true));
 }
 
 TEST_P(ObjectConformance, AListOfOneInstantIsWholeOrSaysNothing) {

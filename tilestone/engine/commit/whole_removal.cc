@@ -201,7 +201,7 @@ bool remove_fixed(Storage& place, const RemovalMark& mark) {
 bool remove_fixed_alone(Storage& place, const RemovalMark& mark, const Deadline& until) {
   return std::ranges::all_of(mark.describing, [&](const std::string& name) {
     const auto tag = mark.tags.find(name);
-    return tag == mark.tags.end() || place.remove_own(name, tag->second, until);
+    return tag == mark.tags.end() || place.remove_if(name, tag->second, until, true);
   });
 }
 

@@ -53,6 +53,7 @@ class BesideFile final : public Directories {
 
   void make(const std::string& name) override { refuse(name); }
   void remove(const std::string& name) override { refuse(name); }
+  void settle(const std::string&) override {}
   bool can_exchange() override { return false; }
   void exchange(const std::string& a, const std::string&) override { refuse(a); }
   void rename(const std::string& from, const std::string&) override { refuse(from); }

@@ -47,7 +47,6 @@ class UnkeptFiles : public Storage {
   std::optional<FileInfo> stat(const std::string&) override { return std::nullopt; }
   Listing listing(const std::string&, Depth) override { return {}; }
   void remove(std::span<const std::string>) override {}
-  void settle(const std::string&) override {}
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
     refuse(name);
   }

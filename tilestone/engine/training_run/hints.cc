@@ -155,7 +155,8 @@ std::string hint_name(const Storage& run, const StepInfo& step) {
 }
 
 void put_hint(Storage& run, const StepInfo& step, const std::string& name) {
-  run.make_file(name, as_bytes(head_of(step) + text_of(step.metrics)), Deadline::never());
+  const std::string text = head_of(step) + text_of(step.metrics);
+  run.prepare_put(name, as_bytes(text), Deadline::never());  // a part of it would be misread
 }
 
 }  // namespace tilestone::engine

@@ -54,11 +54,7 @@ void write_new_files(Storage& storage, std::span<const NewFile> files, int threa
           .with_file(name);
     }
     try {
-      // Not make_file(): only the caller knows whether a file under this name may be removed.
-      const auto file = storage.create(name, files[i].bytes.size(), deadline);
-      file->append(files[i].bytes);
-      file->sync(deadline);
-      file->close();
+      storage.make_file(name, files[i].bytes, deadline);
     } catch (const Error& error) {
       // On kAlreadyExists the file belongs to somebody else.
       if (error.code() != ErrorCode::kAlreadyExists) note_one(name);

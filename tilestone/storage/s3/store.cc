@@ -132,11 +132,13 @@ class S3Store : public Storage {
         .with_errno(EACCES);
   }
 
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
-    return bucket_->client.remove_if(key(name), tag, bounded(deadline)).wait();
-  }
-  bool remove_own(const std::string& name, const std::string& tag, Deadline deadline) override {
-    return bucket_->client.remove_own(key(name), tag, bounded(deadline)).wait();
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
+                 bool is_alone) override {
+    Client& client = bucket_->client;
+    const Deadline end = bounded(deadline);
+    return (is_alone ? client.remove_own(key(name), tag, end)
+                     : client.remove_if(key(name), tag, end))
+        .wait();
   }
 
   void discard_unfinished(const std::string& prefix,
@@ -170,7 +172,6 @@ class S3Store : public Storage {
       return false;
     }
   }
-  void settle(const std::string& name) override { check_directory_name(name); }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     return claim_lease(shared_from_this(), name, lease_period(), patience);
