@@ -73,9 +73,11 @@ std::vector<std::string> StoreCommunicator::names_of(int group) const {
   return names;
 }
 
-std::vector<std::string> StoreCommunicator::group_names() const {
+std::vector<std::string> StoreCommunicator::names_of_groups() const {
   std::vector<std::string> names;
-  for (int group = 0; joins_ && group < groups(); ++group) names.push_back(group_name(group));
+  for (int group = 0; joins_ && group < groups(); ++group) {
+    names.insert(names.end(), {group_name(group), mark_name(group)});
+  }
   return names;
 }
 
@@ -105,6 +107,7 @@ std::vector<std::optional<Bytes>> MessageStore::get_all(std::span<const std::str
 // ---- Messages of single ranks
 
 Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
+  has_left_ = true;
   if (!removes_) return decide(*store_, name_of(rank_), mine, deadline);
   if (auto first = joined_message_of(rank_)) return *std::move(first);
   Bytes counts;
@@ -127,8 +130,8 @@ void StoreCommunicator::keep(Bytes mine) {
 }
 
 // Looks first for the message that was missing before: as long as many are missing, one look is
-// usually enough. Reads them once all are there.
-bool StoreCommunicator::find_group(int group) {
+// usually enough.
+bool StoreCommunicator::all_are_there(int group) {
   const int begin = begin_of(group), count = end_of(group) - begin;
   const int first = next_rank_ >= begin && next_rank_ < begin + count ? next_rank_ - begin : 0;
   const bool at_once = store_->finds_many();
@@ -142,7 +145,7 @@ bool StoreCommunicator::find_group(int group) {
            (!at_once && store_->exist(std::vector{name_of(next_rank_)}).front());
     if (!seen) return false;
   }
-  return read_group(group);
+  return true;
 }
 
 bool StoreCommunicator::read_group(int group) {
@@ -193,7 +196,12 @@ std::optional<Bytes> StoreCommunicator::joined_message_of(int rank) {
 
 bool StoreCommunicator::complete(int group, Deadline deadline, const Before& before) {
   if (is_joined(group)) return true;
-  if (!find_group(group)) return is_joined(group);  // they may have been joined and removed
+  const bool is_done = all_are_there(group) && join(group, deadline, before);
+  return is_done || is_joined(group);  // they may have been joined and removed
+}
+
+bool StoreCommunicator::join(int group, Deadline deadline, const Before& before) {
+  if (!read_group(group)) return false;
   const auto begin = found_.begin() + begin_of(group), end = found_.begin() + end_of(group);
   if (before) before(begin_of(group), {begin, end});
   if (!joins_) return true;
@@ -203,11 +211,25 @@ bool StoreCommunicator::complete(int group, Deadline deadline, const Before& bef
   return true;
 }
 
-bool StoreCommunicator::group_is_complete(Deadline deadline, const Before& before) {
-  return complete(rank_ / group_size_, deadline, before);
+// The mark stays: who comes late must not leave it again.
+bool StoreCommunicator::join_group(Deadline deadline, const Before& before) {
+  const int group = own_group();
+  const Bytes mine = to_bytes(std::to_string(rank_));
+  return joins_ && all_are_there(group) &&
+         decide(*store_, mark_name(group), mine, deadline) == mine && join(group, deadline, before);
+}
+
+bool StoreCommunicator::others_are_joined() {
+  for (int group = 0; group < groups(); ++group) {
+    if (group != own_group() && !is_joined(group)) return false;
+  }
+  return true;
 }
 
 bool StoreCommunicator::is_complete(Deadline deadline, const Before& before) {
+  if (joins_ && std::exchange(has_left_, false)) {
+    return join_group(deadline, before) && others_are_joined();
+  }
   for (int i = 0; i < groups(); ++i) {
     const int group = (next_group_ + i) % groups();
     if (complete(group, deadline, before)) continue;
@@ -219,7 +241,8 @@ bool StoreCommunicator::is_complete(Deadline deadline, const Before& before) {
 
 std::optional<std::vector<Bytes>> StoreCommunicator::take() {
   std::vector<Bytes> messages;
-  const std::vector<std::string> names = group_names();
+  std::vector<std::string> names;
+  for (int group = 0; joins_ && group < groups(); ++group) names.push_back(group_name(group));
   std::vector<std::optional<Bytes>> joined = store_->get_all(names);
   for (size_t group = 0; group < joined.size(); ++group) {
     auto of_group = split(static_cast<int>(group), std::exchange(joined[group], std::nullopt));

@@ -9,9 +9,11 @@
 //  2. Gather. Each rank leaves one message under its number, which is a verdict: a rank that was
 //     restarted finds its message there. Who looks for the messages looks for one that is missing
 //     at a time. In a world of more than Tree::most_names ranks, about the square root of the ranks
-//     are a group. The process that finds all messages of a group, usually its last rank, joins
-//     them under the group's name; others join the same bytes. So nobody looks for more names than
-//     those of a group and of the groups, and who gathers reads the groups' messages.
+//     are a group. A rank that has left its message looks once whether those of its group are all
+//     there. If so, it leaves a mark; the first one joins the messages under the group's name.
+//     Others that gather join what is not joined, as its rank may have died: the same bytes. So
+//     nobody looks for more names than those of a group and of the groups, who gathers reads the
+//     groups' messages, and of ranks that come together one reads those of its group.
 //
 // A crash at any point leaves messages that are whole. They count as long as they are there, and
 // the same call by another process continues from them. Only the messages of a group that was
@@ -78,12 +80,12 @@ class StoreCommunicator {
   void keep(Bytes mine);
   // Called before a process that has found all messages of a group joins them, with its first rank.
   using Before = std::function<void(int first, std::span<const std::optional<Bytes>> messages)>;
-  // Whether this rank is the first of its group, where there are groups.
-  bool leads_group() const { return joins_ && rank_ >= 0 && rank_ % group_size_ == 0; }
-  // Whether all messages of this rank's group are there. Joins them if that was not done.
-  bool group_is_complete(Deadline deadline, const Before& before = {});
-  // The same for all groups, this rank's first. Looks until a message is missing, and there first
-  // the next time.
+  // To be called once after leave(), if there are groups. Joins the messages of this rank's group
+  // if all are there and no other rank does. Returns whether this rank has joined them.
+  bool join_group(Deadline deadline, const Before& before = {});
+  // Whether all messages are there. Joins the groups that are not joined, this rank's first. Looks
+  // until a message is missing, and there first the next time. The first call after a leave() is
+  // join_group(): false if another rank joins this one's group, or a group is not joined yet.
   bool is_complete(Deadline deadline, const Before& before = {});
   // The messages by rank, once is_complete(); then this object has found none. nullopt: a group is
   // not joined, or its message was removed since.
@@ -98,17 +100,22 @@ class StoreCommunicator {
 
   std::string name_of(int rank) const;
   std::string file_of(int rank) const { return store_->file_of(name_of(rank)); }
-  std::vector<std::string> group_names() const;  // none in a world without groups
+  // Of what ranks leave for their groups. None in a world without groups.
+  std::vector<std::string> names_of_groups() const;
 
  private:
   int groups() const { return (size_ + group_size_ - 1) / group_size_; }
+  int own_group() const { return rank_ / group_size_; }
   int begin_of(int group) const { return group * group_size_; }
   int end_of(int group) const;
   std::vector<std::string> names_of(int group) const;
   static std::string group_name(int group) { return std::to_string(group) + "/all"; }
+  static std::string mark_name(int group) { return std::to_string(group) + "/joiner"; }
   bool is_joined(int group);  // then its ranks have left their messages
-  bool find_group(int group);
+  bool others_are_joined();   // all groups but this rank's
+  bool all_are_there(int group);
   bool read_group(int group);
+  bool join(int group, Deadline deadline, const Before& before);  // once all are there
   bool complete(int group, Deadline deadline, const Before& before);
   std::optional<std::vector<Bytes>> split(int group, const std::optional<Bytes>& bytes);
   std::optional<Bytes> joined_message_of(int rank);
@@ -116,6 +123,7 @@ class StoreCommunicator {
   const std::shared_ptr<MessageStore> store_;
   const int rank_, size_;
   const bool joins_, removes_;
+  bool has_left_ = false;  // leave() was called, and is_complete() not since then
   const int group_size_;
   std::vector<std::optional<Bytes>> found_;  // by rank; of a joined group: forgotten
   std::vector<bool> seen_;                   // by rank

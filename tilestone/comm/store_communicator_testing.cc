@@ -118,7 +118,7 @@ void take_part(const std::shared_ptr<MessageStore>& store, int rank, int size,
   StoreCommunicator comm(store, rank, size, tree);
   const Bytes mine = message_of(rank, run);
   const Bytes counts = again([&] { return comm.leave(mine, kNever); });
-  again([&] { return comm.group_is_complete(kNever); });
+  again([&] { return comm.is_complete(kNever); });
   const Bytes verdict = again([&] { return decide(*store, "verdict", mine, kNever); });
   std::vector<Bytes> all;
   if (rank == 0 || rank == size - 1) {

@@ -9,10 +9,11 @@
 //     names are new, syncs them and their directory, and leaves its receipt. A rank that was
 //     restarted finds its receipt and writes nothing; the data files of a second process of a rank
 //     are leftovers.
-//  3. A process that finds all receipts of a group opens every data file that they name, and joins
-//     them. A process that finds all groups joined merges the receipts, checks coverage, and
-//     publishes the manifest. Several may do so at the same time: they write the same bytes. A
-//     publisher's claim shows that one is at work; who waits goes on for it once it has lapsed.
+//  3. The first rank that finds all receipts of its group, once it has left its own, opens every
+//     data file that they name, and joins them. If it then finds all groups joined, it merges the
+//     receipts, checks coverage, and publishes the manifest. If it dies, who waits goes on for it.
+//     Several may do so at the same time: they write the same bytes. A publisher's claim shows that
+//     one is at work; who waits goes on for it once it has lapsed.
 //  4. The publisher leaves the outcome "published", unless there is an outcome.
 //  5. It publishes the files of the index, never over another file (attempt_publish.cc). A process
 //     that finds the outcome "published" and not all files does this step.

@@ -4,6 +4,7 @@
 //   .tilestone/SAVE_ID.attempt             the head: the terms on which all ranks agree
 //   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
 //   .tilestone/SAVE_ID/GROUP/RANK.claim    locked while the rank works
+//   .tilestone/SAVE_ID/GROUP/joiner        the number of the rank that begins to make the next
 //   .tilestone/SAVE_ID/GROUP/merged        all receipts of the group, which are then removed
 //   .tilestone/SAVE_ID/publisher.claim     locked while a process publishes
 //   .tilestone/SAVE_ID.outcome             published, abandoned, or the error with which it has

@@ -168,10 +168,12 @@ bool DurableMessages::put_if_absent(const std::string& name, ByteView bytes, Dea
 std::string DurableMessages::file_of(const std::string& name) const {
   if (name == kHeadMessage) return attempt_name(save_id());
   if (name == kOutcomeMessage) return outcome_name(save_id());
-  const size_t slash = name.rfind('/');
-  const bool joined = std::string_view(name).substr(slash + 1) == "all";
-  return attempt_directory(save_id()) + "/" +
-         (joined ? name.substr(0, slash) + "/merged" : name + ".report");
+  const size_t end = name.rfind('/') + 1;
+  const std::string last = name.substr(end);
+  return attempt_directory(save_id()) + "/" + name.substr(0, end) +
+         (last == "all"      ? "merged"
+          : last == "joiner" ? last
+                             : last + ".report");
 }
 
 }  // namespace tilestone::engine

@@ -4,11 +4,10 @@
 //
 //  1. Each rank writes its data files, syncs them, and leaves its receipt in a gather. A rank that
 //     fails leaves its error under one name, whoever is first.
-//  2. In a large world the first rank of each group joins the group's receipts while it waits, so
-//     that the coordinator finds them joined; it joins those itself that are not.
-//     The coordinator gathers the receipts, and looks for an error meanwhile and once more when all
-//     are there. It carries out the rest of the transaction (commit/transaction.cc). Nobody else
-//     ever does.
+//  2. In a large world the last rank of a group joins the group's receipts, so that the coordinator
+//     finds them joined; it joins those itself that are not. The coordinator gathers the receipts,
+//     and looks for an error meanwhile and once more when all are there. It carries out the rest of
+//     the transaction (commit/transaction.cc). Nobody else ever does.
 //  3. The coordinator leaves the outcome before it releases the lock. The others wait for it by its
 //     name. A rank that has seen it removes its receipt, and its data files if the save has failed.
 //  4. The coordinator waits a second for this, and then removes the outcome. If a rank is late, the
@@ -42,6 +41,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -54,7 +54,6 @@ using Seconds = std::chrono::duration<double>;
 const std::string kFailedMessage = "failed", kEndedMessage = "ended";
 constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock, in small worlds
 constexpr double kPeriods = 1.5;           // of a lease, until it counts as lapsed
-constexpr int kPerLeader = 16;             // ranks: leaders are few, and look more often
 constexpr Seconds kTidyTime{1};
 
 }  // namespace
@@ -91,17 +90,8 @@ void BackgroundMeeting::leave(ByteView receipt, Deadline deadline) {
   }
   comm_.leave(BackgroundMessage{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode(),
               deadline);
-  joins_ = comm_.leads_group();
-}
-
-// If it fails, the coordinator does it.
-void BackgroundMeeting::join(Deadline deadline) {
-  try {
-    joins_ = joins_ && !comm_.group_is_complete(deadline);
-  } catch (const Error& error) {
-    joins_ = false;
-    log(LogLevel::kDebug, std::string("receipts are not joined: ") + error.what());
-  }
+  // If it fails, the coordinator does it.
+  or_log(LogLevel::kDebug, "receipts are not joined", [&] { comm_.join_group(deadline); });
 }
 
 bool BackgroundMeeting::surely_has_none() noexcept {
@@ -159,9 +149,7 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
   const Seconds until_sure = kPeriods * storage_->facts().lease_period;
   Deadline patience = Deadline::after(between);
   bool was_gone = false;  // before the last look for the outcome
-  Pauses pauses(ranks_), until_joined(ranks_ / kPerLeader);
-  for (;; (joins_ ? until_joined : pauses).next(deadline)) {
-    join(deadline);
+  for (Pauses pauses(ranks_);; pauses.next(deadline)) {
     if (auto found = read(kEndedMessage)) {
       files_->remove(own);
       if (!found->error) return std::nullopt;
@@ -261,7 +249,7 @@ void BackgroundMeeting::tidy() noexcept {
       while (next < ranks_ && !deadline.expired() && has_seen_outcome(next)) ++next;
       if (next == ranks_ || deadline.expired()) break;
     }
-    std::vector<std::string> unneeded = comm_.group_names();
+    std::vector<std::string> unneeded = comm_.names_of_groups();
     unneeded.push_back(kFailedMessage);
     if (next == ranks_) unneeded.push_back(kEndedMessage);
     files_->remove(unneeded);

@@ -63,7 +63,6 @@ class BackgroundMeeting {
 
  private:
   std::optional<BackgroundMessage> read(const std::string& name);
-  void join(Deadline deadline);
   void throw_failure();
   bool coordinator_is_gone();
   bool has_seen_outcome(int rank);
@@ -72,7 +71,6 @@ class BackgroundMeeting {
   const std::shared_ptr<MessageFiles> files_;
   StoreCommunicator comm_;
   const int rank_, ranks_;
-  bool joins_ = false;                 // has to join the receipts of its group
   bool sees_lock_ = false;             // the coordinator's, in the call
   std::optional<std::string> lapsed_;  // the tag of its lock when it was gone at the last look
   int failed_by_ = -1;                 // coordinator: the rank whose error has ended the save

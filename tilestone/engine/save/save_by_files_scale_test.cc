@@ -2,14 +2,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::save_by_files_scale_test {
@@ -27,6 +34,20 @@ uint64_t largest_directory(const std::vector<std::string>& names) {
   for (const auto& [directory, in_it] : entries) most = std::max<uint64_t>(most, in_it.size());
   return most;
 }
+
+// What a rank saves, and how; it does not wait.
+struct Rows {
+  Rows(int rank, int ranks) {
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", counting(DType::kFloat32, {1, 8}, 3 + 8 * rank), {{0, rank, ranks}});
+    state["p"] = counting(DType::kInt64, {3}, 3);
+    state["step"] = int64_t{3};
+    options.by_files = ByFiles{rank, ranks, "a run of a test", 0, false};
+    options.resources.threads = 1;
+  }
+  StateDict state;
+  SaveOptions options;
+};
 
 struct Costs {
   std::vector<uint64_t> calls;  // storage calls of each rank, sorted; the last to come publishes
@@ -55,15 +76,9 @@ Costs costs_of(int ranks, bool shuffled) {
   std::iota(order.begin(), order.end(), 0);
   if (shuffled) std::shuffle(order.begin(), order.end(), std::mt19937_64(5));
   for (const int rank : order) {
-    StateDict state;
-    state["w"] = ShardedTensor::from_rank_offsets(
-        "w", counting(DType::kFloat32, {1, 8}, 3 + 8 * rank), {{0, rank, ranks}});
-    state["p"] = counting(DType::kInt64, {3}, 3);
-    state["step"] = int64_t{3};
-    SaveOptions options;
-    options.by_files = ByFiles{rank, ranks, "a run of a test", 0, false};
-    options.resources.threads = 1;
-    EXPECT_EQ(save(state, Location(disk->storage(rank)), options).published, rank == order.back());
+    const Rows rows(rank, ranks);
+    const SaveResult saved = save(rows.state, Location(disk->storage(rank)), rows.options);
+    EXPECT_EQ(saved.published, rank == order.back());
   }
   expect_rows(Location(inner), 3, ranks);
   std::sort(costs.calls.begin(), costs.calls.end());
@@ -84,6 +99,62 @@ TEST(SaveByFilesScale, ARanksCallsDontGrowWithTheWorldAndNobodyListsMoreThanSome
     EXPECT_LE(large.calls.back(), completes(large) + 12 * 16);
     EXPECT_LE(small.most_listed, 3u * 8);
     EXPECT_LE(large.most_listed, 3u * 16);
+  }
+}
+
+// The requests that a rank of an object store makes, where all have reported when the first one
+// looks, and those of a group do at the same time; sorted.
+std::vector<uint64_t> requests_together(int ranks) {
+  const auto objects = memory_objects();
+  const auto root = static_cast<int>(std::ceil(std::sqrt(ranks)));
+  std::vector<uint64_t> requests(static_cast<size_t>(ranks));
+  std::mutex mutex;
+  std::optional<std::barrier<>> all_have_looked;  // of a group
+  const auto disk = FaultDisk::create(objects, [&](const StorageCall& call) {
+    {
+      const std::lock_guard lock(mutex);
+      ++requests[static_cast<size_t>(call.client)];
+    }
+    const bool joins = call.op == StorageOp::kPut && call.name.ends_with("/joiner");
+    if (joins) all_have_looked->arrive_and_wait();
+    return FaultAction::pass();
+  });
+  std::vector<SteppedSave> saves;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Rows rows(rank, ranks);
+    saves.push_back(
+        begin_save(rows.state, Location(disk->storage(rank)), rows.options).write().report());
+  }
+  std::atomic<int> published = 0;
+  for (auto group = saves.begin(); group < saves.end(); group += root) {
+    all_have_looked.emplace(root);
+    std::vector<std::jthread> threads;
+    for (auto save = group; save < group + root; ++save) {
+      threads.emplace_back([&, save] {
+        EXPECT_NO_THROW(published += save->publish().published);
+        all_have_looked->arrive_and_drop();
+      });
+    }
+  }
+  EXPECT_EQ(published, 1);
+  expect_rows(Location(objects), 3, ranks);
+  std::sort(requests.begin(), requests.end());
+  return requests;
+}
+
+TEST(SaveByFilesScale, OfRanksThatReportTogetherToAnObjectStoreOneReadsTheReceiptsOfItsGroup) {
+  const std::vector<uint64_t> small = requests_together(64), large = requests_together(1024);
+  constexpr size_t kJoiners = 32;
+  // But for those that join, and the one that has begun the save.
+  const uint64_t most = large[large.size() - kJoiners - 2];
+  EXPECT_LE(most, small[small.size() / 2] + 2);
+  EXPECT_LE(large[large.size() - 2], most + 4 * kJoiners);
+  EXPECT_LE(large.back(), most + 9 * kJoiners);
+  for (const auto* each : {&small, &large}) {
+    const std::string ranks = std::to_string(each->size()) + " ranks: ";
+    RecordProperty(ranks + "fewest", std::to_string(each->front()));
+    RecordProperty(ranks + "median", std::to_string((*each)[each->size() / 2]));
+    RecordProperty(ranks + "most", std::to_string(each->back()));
   }
 }
 
