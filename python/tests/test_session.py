@@ -169,19 +169,6 @@ def test_arguments_that_contradict_each_other_are_named(given: dict[str, Any], s
         tilestone.Session(**given)
 
 
-def test_by_rule_an_unchanged_state_is_planned_once(tmp_path: pathlib.Path) -> None:
-    session = tilestone.Session(by_files=tilestone.ByFiles(0, 1, TOKEN))
-    for first in range(3):
-        session.save(rows(0, 1, first), tmp_path / str(first))
-        expect_rows(tmp_path / str(first), 1, first)
-    stats = session.stats
-    assert (stats.saves, stats.plans_exchanged, stats.plans_from_cache) == (3, 0, 2), stats
-    state = rows(0, 1, 3) | {"more": numpy.zeros(2)}
-    session.save(state, tmp_path / "3")
-    assert session.stats.plans_from_cache == 2
-    assert (tilestone.load(tmp_path / "3")["more"] == 0).all()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -59,9 +59,8 @@ std::optional<Error> failure_of(double timeout) {
 Assignment likely_assignment(const SessionParts& session, const SaveShare& share) {
   const auto& by_files = share.options.by_files;
   if (by_files && by_files->torch_rank_local) return all_that_is_held(share.local);
-  const PlannedBy way = by_files ? PlannedBy::kRule : PlannedBy::kExchange;
-  const CachedPlan* const cached = session.plans.find(structure_of(share, way));
-  return cached != nullptr ? cached->assignment : plan_by_rule(nullptr, share);
+  const CachedPlan* const cached = by_files ? nullptr : session.plans.find(structure_of(share));
+  return cached != nullptr ? cached->assignment : plan_by_rule(share);
 }
 
 }  // namespace

@@ -46,17 +46,14 @@ struct Spec {
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
-// `by_rule`: makes only states that need no exchange: holders are declared, and objects are on
-// every rank.
 class Mutations {
  public:
-  Mutations(int ranks, uint64_t seed, bool by_rule)
-      : ranks_(ranks), by_rule_(by_rule), random_(seed) {}
+  Mutations(int ranks, uint64_t seed) : ranks_(ranks), random_(seed) {}
 
   Spec begin() {
     Spec spec;
     for (int i = 0; i < 4; ++i) add(spec);
-    spec.objects = {ranks_of_object(), ranks_of_object()};
+    spec.objects = {some_ranks(), some_ranks()};
     return spec;
   }
 
@@ -70,12 +67,6 @@ class Mutations {
   int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
 
  private:
-  std::set<int> ranks_of_object() {
-    std::set<int> ranks;
-    for (int rank = 0; by_rule_ && rank < ranks_; ++rank) ranks.insert(rank);
-    return by_rule_ ? ranks : some_ranks();
-  }
-
   std::set<int> some_ranks() {
     std::set<int> ranks;
     while (ranks.empty()) {
@@ -96,7 +87,7 @@ class Mutations {
       tensor.bounds.push_back(tensor.bounds.back() + 1 + below(3));
     }
     tensor.replicated = below(2) == 0;
-    tensor.declared = by_rule_ || below(2) == 0;
+    tensor.declared = below(2) == 0;
     tensor.holders = some_ranks();
     spec.tensors.push_back(tensor);
   }
@@ -126,10 +117,10 @@ class Mutations {
         tensor.holders = some_ranks();
         return;
       case 7:
-        tensor.declared = by_rule_ || !tensor.declared;
+        tensor.declared = !tensor.declared;
         return;
       case 8:
-        spec.objects[static_cast<size_t>(below(2))] = ranks_of_object();
+        spec.objects[static_cast<size_t>(below(2))] = some_ranks();
         return;
       default:
         if (below(2) == 0 && spec.tensors.size() > 1) {
@@ -141,7 +132,6 @@ class Mutations {
   }
 
   const int ranks_;
-  const bool by_rule_;
   std::mt19937_64 random_;
   int next_key_ = 0;
 };
@@ -188,44 +178,38 @@ void expect_saved(const Spec& spec, const Location& location, int64_t first) {
   }
 }
 
-enum class Way { kExchange, kFiles };
 constexpr size_t kSaves = kReduced ? 100 : 250;
 
-void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
+void save_one(Session& session, const StateDict& state, const Location& location) {
   SaveOptions options;
   options.timeout = kSeconds;
   options.resources.threads = 1;
   // Objects that only some ranks have count as differing contents; such saves would all send their
   // plans.
   options.checks.common_differs = Checks::Differing::kIgnore;
-  if (way == Way::kFiles) {
-    options.by_files = session.by_files(location);
-    options.by_files->wait = false;
-  }
   session.save(state, location, options);
 }
 
 // Returns how many saves of this rank used the plan of an earlier one.
-uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& at, Way way,
+uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& at,
                   const Communicator& comm) {
   Session session(comm, kSeconds);
   for (size_t i = 0; i < specs.size(); ++i) {
     const uint64_t cached = session.stats().plans_from_cache;
-    save_one(session, state_of(specs[i], comm.rank(), static_cast<int64_t>(i) * 7), at[i], way);
+    save_one(session, state_of(specs[i], comm.rank(), static_cast<int64_t>(i) * 7), at[i]);
     const bool same = i > 0 && specs[i] == specs[i - 1];
     EXPECT_GE(session.stats().plans_from_cache, cached + (same ? 1 : 0)) << i;
   }
   const SessionStats stats = session.stats();
   EXPECT_EQ(stats.saves, kSaves);
-  const uint64_t exchanged = way == Way::kExchange ? kSaves - stats.plans_from_cache : 0;
-  EXPECT_EQ(stats.plans_exchanged, exchanged);
+  EXPECT_EQ(stats.plans_exchanged, kSaves - stats.plans_from_cache);
   return stats.plans_from_cache;
 }
 
 // Each state is the previous one, or differs from it in one thing: a key, dtype, shape, box,
 // replica, holder, tensor or object, on one rank, on some or on all.
-void expect_no_stale_plan(Way way, int ranks) {
-  Mutations mutations(ranks, static_cast<uint64_t>(ranks), way != Way::kExchange);
+void expect_no_stale_plan(int ranks) {
+  Mutations mutations(ranks, static_cast<uint64_t>(ranks));
   std::vector<Spec> specs = {mutations.begin()};
   while (specs.size() < kSaves) {
     const Spec last = specs.back();
@@ -234,7 +218,7 @@ void expect_no_stale_plan(Way way, int ranks) {
   const std::vector<Location> at = memory_locations(kSaves);
   run_ranks(ranks, [&](const Communicator& comm) {
     // Most states differ from the previous one.
-    EXPECT_LT(save_all(specs, at, way, comm), kSaves * 3 / 4);
+    EXPECT_LT(save_all(specs, at, comm), kSaves * 3 / 4);
   });
   for (size_t i = 0; i < kSaves; ++i) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks, save " + std::to_string(i));
@@ -243,47 +227,7 @@ void expect_no_stale_plan(Way way, int ranks) {
 }
 
 TEST(SessionPlans, NoChangeOfAnyRankIsSavedByAnEarlierPlan) {
-  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kExchange, ranks);
-}
-
-TEST(SessionPlans, NoChangeOfAnyRankIsSavedByAnEarlierPlanByFiles) {
-  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kFiles, ranks);
-}
-
-TEST(SessionPlans, ByFilesAnUnchangedStateIsPlannedOnce) {
-  run_ranks(2, [&](const Communicator& comm) {
-    const std::vector<Location> at = memory_locations(3);
-    Session session(0, 1, "a run of a test");
-    for (const Location& location : at) {
-      save_one(session, row_state(solo(), comm.rank()), location, Way::kFiles);
-    }
-    EXPECT_EQ(session.stats().saves, 3u);
-    EXPECT_EQ(session.stats().plans_from_cache, 2u);
-    EXPECT_EQ(session.stats().plans_exchanged, 0u);
-    for (const Location& location : at) expect_rows(location, comm.rank(), 1);
-  });
-}
-
-// A plan by exchange is not used as a plan by rule, even for the same states.
-TEST(SessionPlans, APlanOfOneWayIsNotTakenForAnother) {
-  const std::vector<Location> at = memory_locations(4);
-  run_ranks(2, [&](const Communicator& comm) {
-    Session session(comm, kSeconds);
-    StateDict state;
-    ShardedTensor all =
-        ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {16}), {}, {comm.rank()});
-    state["all"] = all;  // undeclared: by rule, rank 0 has the main replica
-    save_one(session, state, at[0], Way::kExchange);
-    save_one(session, state, at[1], Way::kFiles);
-    EXPECT_EQ(session.stats().plans_from_cache, 0u);
-    save_one(session, state, at[2], Way::kExchange);
-    save_one(session, state, at[3], Way::kFiles);
-    EXPECT_EQ(session.stats().plans_from_cache, 2u);
-  });
-  for (const Location& location : at) {
-    EXPECT_EQ(elements(Checkpoint::open(location).read("all")),
-              elements(counting(DType::kInt64, {16})));
-  }
+  for (const int ranks : {2, 3}) expect_no_stale_plan(ranks);
 }
 
 // Everything that a plan depends on is in the hash of its structure; the contents of objects are
@@ -295,20 +239,20 @@ TEST(SessionPlans, EveryPartOfAPlanIsPartOfItsStructure) {
   plan.objects = {{"o", true, true, 7}};
   std::set<uint64_t> hashes;
   size_t count = 0;
-  const auto add =
-      [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0, int world = 2,
-          const std::shared_ptr<const Format>& format = torch_dist_format(),
-          const SaveOptions& options = {}, engine::PlannedBy way = engine::PlannedBy::kExchange) {
-        engine::SaveShare share;
-        engine::set_options(share, options);
-        share.format = format;
-        share.local = plan;
-        share.rank = rank;
-        share.world_size = world;
-        change(share.local);
-        ++count;
-        hashes.insert(engine::structure_of(share, way));
-      };
+  const auto add = [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0,
+                       int world = 2,
+                       const std::shared_ptr<const Format>& format = torch_dist_format(),
+                       const SaveOptions& options = {}) {
+    engine::SaveShare share;
+    engine::set_options(share, options);
+    share.format = format;
+    share.local = plan;
+    share.rank = rank;
+    share.world_size = world;
+    change(share.local);
+    ++count;
+    hashes.insert(engine::structure_of(share));
+  };
   const auto same = [](LocalSavePlan&) {};
   add(same);
   add([](LocalSavePlan& p) { p.tensors[0].key = "v"; });
@@ -335,7 +279,6 @@ TEST(SessionPlans, EveryPartOfAPlanIsPartOfItsStructure) {
   SaveOptions validated;
   validated.checks.access = true;
   add(same, 0, 2, torch_dist_format(), validated);
-  add(same, 0, 2, torch_dist_format(), {}, engine::PlannedBy::kRule);
   EXPECT_EQ(hashes.size(), count);
   add([](LocalSavePlan& p) { p.objects[0].content = 8; });
   EXPECT_EQ(hashes.size(), count - 1);

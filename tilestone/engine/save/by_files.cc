@@ -89,7 +89,7 @@ void note_compared(SaveShare& share, const StateDict& compared) {
   }
 }
 
-void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts* session) {
+void plan_locally(PlannedShare& planned, const RequestView& asked) {
   SaveShare& share = planned.share;
   check_options(*asked.options);
   share.options = *asked.options;  // now including what only this rank uses
@@ -102,7 +102,7 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
   } else {
     check_holders(share);
     if (share.options.copies.has_value()) note_contents_of_copied(share);
-    share.assignment = plan_by_rule(session, share);
+    share.assignment = plan_by_rule(share);
     limit_and_count_copies(share, planned.result);
     warn_of_undeclared(share);
   }
@@ -258,11 +258,11 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
   share.save_id = planned.result.save_id;
 }
 
-void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
+void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts*) {
   refuse_by_files(saving.planned.share);
   std::optional<Receipt> before;
   try {
-    plan_locally(saving.planned, expect_made(request), session);
+    plan_locally(saving.planned, expect_made(request));
     before = join(saving);
   } catch (...) {
     end_all(saving, current_error());

@@ -39,7 +39,7 @@ struct SavingByFiles {
   std::exception_ptr failed;       // in writing; the save has ended for all ranks
 };
 
-// Plans by rule, and joins the attempt. `session`: null without one.
+// Plans by rule, and joins the attempt. The session, as in saves by rounds, is not used.
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session);
 // Writes this rank's share, if it has one. A failure ends the save and is kept: report_step()
 // throws it.

@@ -27,7 +27,7 @@ Bytes encoded_plan(const RankPlanning& own, SessionParts* session) {
 // Looks for the plan of an earlier save of the session in which this rank had the same structure.
 void look_for_plan(RankPlanning& own, SessionParts* session) {
   if (session == nullptr || own.share.world_size == 1) return;
-  own.structure = structure_of(own.share, PlannedBy::kExchange);
+  own.structure = structure_of(own.share);
   const CachedPlan* const found = session->plans.find(*own.structure);
   if (found != nullptr) own.cached = *found;
 }

@@ -22,12 +22,11 @@ void PlanCache::put(CachedPlan plan) {
   if (plans_.size() > kMaxPlans) plans_.pop_back();
 }
 
-uint64_t structure_of(const SaveShare& share, PlannedBy way) {
+uint64_t structure_of(const SaveShare& share) {
   LocalSavePlan bare = share.local;
   for (PlanObject& object : bare.objects) object.content = 0;
   for (PlanChunk& chunk : bare.chunks) chunk.content = 0;
   ByteWriter writer;
-  writer.u8(static_cast<uint8_t>(way));
   writer.u64(static_cast<uint64_t>(share.rank));
   writer.u64(static_cast<uint64_t>(share.world_size));
   writer.string(share.format->name());
@@ -59,20 +58,6 @@ void SessionParts::note_earlier_reported() {
     static_cast<void>(earlier->durable->failure(true));
   }
   earlier_reported_ = true;
-}
-
-Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
-  const uint64_t structure = session != nullptr ? structure_of(share, PlannedBy::kRule) : 0;
-  const CachedPlan* const found = session != nullptr ? session->plans.find(structure) : nullptr;
-  if (found != nullptr) {
-    session->count({0, 0, 1, 0});
-    return found->assignment;
-  }
-  const std::vector<int> group = replicate_group_of(share);
-  const bool all = group.size() == static_cast<size_t>(share.world_size);
-  Assignment mine = plan_save_by_rule(share.local, share.rank, group, all);
-  if (session != nullptr) session->plans.put({structure, "", mine, {}});
-  return mine;
 }
 
 SessionStats SessionParts::stats() const {

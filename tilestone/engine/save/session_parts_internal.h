@@ -22,18 +22,18 @@ namespace tilestone::engine {
 
 // ---- Plans of earlier saves
 //
-// Who writes what depends only on the structure of the ranks' states, so a save of states with the
-// structure of an earlier save need not plan again.
+// Who writes what depends only on the structure of the ranks' states, so ranks with a communicator
+// that save states with the structure of an earlier save need not exchange their plans again.
 
 // What a rank keeps of one plan.
 struct CachedPlan {
   uint64_t structure = 0;  // structure_of() the state that this rank saved
-  // By exchange: the id of the save in which the plan was made. "" by rule. Ranks whose cached
-  // plans have the same made_in hold parts of one plan, and each of them writes what it wrote then.
+  // The id of the save in which the plan was made. Ranks whose cached plans have the same made_in
+  // hold parts of one plan, and each of them writes what it wrote then.
   std::string made_in;
   Assignment assignment;
   std::vector<Dims> grids;    // see Orders::grids
-  ContentGroups groups = {};  // by exchange: with whom this rank compares what
+  ContentGroups groups = {};  // with whom this rank compares what
 };
 
 // A rank's latest plans, newest first.
@@ -50,14 +50,10 @@ class PlanCache {
   std::deque<CachedPlan> plans_;
 };
 
-// How the ranks decide who writes what: with a communicator by exchange, by files by rule.
-enum class PlannedBy : uint8_t { kExchange, kRule };
-
 // A hash of everything that this rank's part of a plan depends on: its local plan (without
 // contents), its rank, whether contents are compared, the world size, and the relevant options.
-// By rule a rank's part depends on nothing else, so a cached plan can be used without asking other
-// ranks. Throws what replicate_group_of() throws.
-uint64_t structure_of(const SaveShare& share, PlannedBy way);
+// Throws what replicate_group_of() throws.
+uint64_t structure_of(const SaveShare& share);
 
 // ----
 
@@ -99,9 +95,5 @@ struct SessionParts {
 inline const EarlierSave* earlier_of(const SessionParts* session) {
   return session != nullptr && session->earlier() ? &*session->earlier() : nullptr;
 }
-
-// What this rank writes of share.local, by rule: as in an earlier save of the session of this
-// structure. Null: without a session.
-Assignment plan_by_rule(SessionParts* session, const SaveShare& share);
 
 }  // namespace tilestone::engine

@@ -260,6 +260,12 @@ void limit_and_count_copies(SaveShare& share, SaveResult& result) {
   result.copies = mine.copies.size() + mine.object_copies.size();
 }
 
+Assignment plan_by_rule(const SaveShare& share) {
+  const std::vector<int> group = replicate_group_of(share);
+  const bool all = group.size() == static_cast<size_t>(share.world_size);
+  return plan_save_by_rule(share.local, share.rank, group, all);
+}
+
 Assignment all_that_is_held(const LocalSavePlan& plan) {
   Assignment all;
   for (uint32_t i = 0; i < plan.chunks.size(); ++i) {

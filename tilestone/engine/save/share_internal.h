@@ -81,6 +81,8 @@ void limit_and_count_copies(SaveShare& share, SaveResult& result);
 
 // ---- Who writes what, beyond the planners of plan/
 
+// What this rank writes of share.local, by rule.
+Assignment plan_by_rule(const SaveShare& share);
 // What a rank writes in torch's rank-local mode: everything that it holds, except empty boxes of
 // tensors that have elements.
 Assignment all_that_is_held(const LocalSavePlan& plan);
