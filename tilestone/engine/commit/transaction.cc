@@ -212,8 +212,13 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   take_tags(*location_, here, old_);
   const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
-    or_log(LogLevel::kWarning, "leftovers of earlier saves stay", [&] {
+    try {
       remove_remains(*location_, here.remains);
+    } catch (const Error& error) {  // with their fixed names they would join the new checkpoint
+      throw Error(error).with_hint(
+          "a killed save has left this file: remove it if the next save fails too");
+    }
+    or_log(LogLevel::kWarning, "leftovers of earlier saves stay", [&] {
       remove_leftover_files(*location_, found);
       old_.own = without(std::move(old_.own), found);
       // Those of saves that were killed: each has left its note before it wrote.

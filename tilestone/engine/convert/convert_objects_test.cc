@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <thread>
@@ -65,6 +66,24 @@ TEST(ConvertObjects, WhatAKilledConversionToZarrLeavesIsRemovedByGcAndByTheNextO
     }
   }
   set_log_level(level);
+}
+
+TEST(ConvertObjects, WhatAKilledOneLeavesAndCantBeRemovedJoinsNoOther) {
+  const auto store = memory_objects();
+  const auto killed = FaultDisk::create(store, [](const StorageCall& call) {
+    const bool is_last = call.op == StorageOp::kSync && call.name == "w/0.0";
+    return is_last ? FaultAction::die_after() : FaultAction::pass();
+  });
+  EXPECT_THROW(to_zarr(killed->storage(), "pytorch"), Error);
+  ASSERT_TRUE(store->stat("w/0.0"));
+  const auto locked = FaultDisk::create(store, [](const StorageCall& call) {
+    const bool is_remain = call.op == StorageOp::kRemove && call.name == "w/0.0";
+    return is_remain ? FaultAction::fail(EACCES) : FaultAction::pass();
+  });
+  expect_error([&] { to_zarr(locked->storage(), "pytorch"); }, ErrorCode::kIo, "w/0.0");
+  EXPECT_FALSE(store->stat("metadata.json"));
+  to_zarr(store, "pytorch");
+  expect_converted(store);
 }
 
 // It is there before the conversion writes its own file of this name, or its index.
