@@ -38,9 +38,9 @@ class Held final : public RelayComm {
       : RelayComm(std::move(comm)),
         gathered_(std::move(gathered)),
         transfers_(std::move(transfers)) {}
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    std::vector<Bytes> parts = comm_.gather(mine, root, deadline);
-    if (rank() == root) gathered_();
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
+    std::vector<Bytes> parts = comm_.gather(mine, deadline);
+    if (rank() == 0) gathered_();
     return parts;
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {

@@ -9,11 +9,11 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// A communicator that is a Python object with rank, size, describe(), gather(mine, root, timeout),
-// scatter(parts, root, timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes
-// are passed as `bytes` and returned as any object with a buffer. Timeouts are in seconds, None for
-// no limit. TimeoutError means that the deadline passed, ConnectionError that a rank is gone;
-// either may have `ranks`.
+// A communicator that is a Python object with rank, size, describe(), gather(mine, timeout),
+// scatter(parts, timeout), broadcast(mine, timeout) and all_to_all(to, timeout). Bytes are passed
+// as `bytes` and returned as any object with a buffer. Timeouts are in seconds, None for no limit.
+// TimeoutError means that the deadline passed, ConnectionError that a rank is gone; either may have
+// `ranks`.
 //
 // An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects of one
 // rank of one group) is a CallPort, too. It has post({rank: bytes}, timeout, check),
@@ -40,19 +40,19 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   int size() const override { return size_; }
   std::string describe() const override { return name_; }
 
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
     return call("gather", deadline, [&](nb::handle self) {
-      return many(operate(self.attr("gather"), deadline, python_bytes(mine), root));
+      return many(operate(self.attr("gather"), deadline, python_bytes(mine)));
     });
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
     return call("scatter", deadline, [&](nb::handle self) {
-      return one(operate(self.attr("scatter"), deadline, python_list(parts), root));
+      return one(operate(self.attr("scatter"), deadline, python_list(parts)));
     });
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+  Bytes broadcast(ByteView mine, Deadline deadline) override {
     return call("broadcast", deadline, [&](nb::handle self) {
-      return one(operate(self.attr("broadcast"), deadline, python_bytes(mine), root));
+      return one(operate(self.attr("broadcast"), deadline, python_bytes(mine)));
     });
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
@@ -216,32 +216,32 @@ void bind_calls(nb::class_<Communicator>& bound) {
   bound
       .def(
           "gather",
-          [](const Communicator& comm, nb::bytes mine, int root, Timeout timeout) {
+          [](const Communicator& comm, nb::bytes mine, Timeout timeout) {
             const auto work = [&, view = byte_view(mine)](const Deadline& deadline) {
-              return comm.gather(view, root, deadline);
+              return comm.gather(view, deadline);
             };
             return all_to_python(operated(timeout, work));
           },
-          "mine"_a, "root"_a, "timeout"_a = nb::none(),
-          "On root, every rank's bytes in the order of ranks; on other ranks an empty list.")
+          "mine"_a, "timeout"_a = nb::none(),
+          "On rank 0, every rank's bytes in the order of ranks; on other ranks an empty list.")
       .def(
           "scatter",
-          [](const Communicator& comm, const Parts& parts, int root, Timeout timeout) {
+          [](const Communicator& comm, const Parts& parts, Timeout timeout) {
             const auto work = [&, owned = all_of(parts)](const Deadline& deadline) {
-              return comm.scatter(owned, root, deadline);
+              return comm.scatter(owned, deadline);
             };
             return python_bytes(operated(timeout, work));
           },
-          "parts"_a, "root"_a, "timeout"_a = nb::none())
+          "parts"_a, "timeout"_a = nb::none())
       .def(
           "broadcast",
-          [](const Communicator& comm, nb::bytes mine, int root, Timeout timeout) {
+          [](const Communicator& comm, nb::bytes mine, Timeout timeout) {
             const auto work = [&, view = byte_view(mine)](const Deadline& deadline) {
-              return comm.broadcast(view, root, deadline);
+              return comm.broadcast(view, deadline);
             };
             return python_bytes(operated(timeout, work));
           },
-          "mine"_a, "root"_a, "timeout"_a = nb::none())
+          "mine"_a, "timeout"_a = nb::none())
       .def(
           "all_to_all",
           [](const Communicator& comm, const Parts& to, Timeout timeout) {

@@ -65,9 +65,9 @@ class Gloo:
         class Held(TorchCommunicator):
             """Lets rank 0 wait where it has received what all ranks have sent."""
 
-            def gather(self, mine: bytes, root: int, *more: Any, **named: Any) -> list[bytes]:
-                parts = super().gather(mine, root, *more, **named)
-                if self.rank == root:
+            def gather(self, mine: bytes, *more: Any, **named: Any) -> list[bytes]:
+                parts = super().gather(mine, *more, **named)
+                if self.rank == 0:
                     member.hold(member.gathers)
                 return parts
 

@@ -94,11 +94,11 @@ def slow() -> TorchCommunicator:
 class DiesBeforeItAnswers(TorchCommunicator):
     """Rank 0 is killed when it has published, and before it sends its last message."""
 
-    def scatter(self, parts: Any, root: int, *more: Any, **named: Any) -> bytes:
+    def scatter(self, parts: Any, *more: Any, **named: Any) -> bytes:
         path = pathlib.Path(os.environ["ENDED_RANKS_PATH"])
         if self.rank == 0 and any((path / name).exists() for name in (".metadata", "taken")):
             kill_itself()
-        return super().scatter(parts, root, *more, **named)
+        return super().scatter(parts, *more, **named)
 
 
 class Stateful:

@@ -161,7 +161,7 @@ def test_run_ranks_raises_the_original_error_and_refuses_what_threads_cannot_be(
     def second_fails(comm: tilestone.Communicator) -> None:
         if comm.rank == 1:
             raise KeyError("the original")
-        comm.gather(b"", 1)
+        comm.all_to_all([b""] * 3)
 
     with pytest.raises(KeyError, match="the original"):
         run_ranks(3, second_fails)
@@ -173,7 +173,7 @@ def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
     def speak(comm: tilestone.Communicator) -> None:
         for number in range(200):
             _core.log(logging.DEBUG, f"{comm.rank} {number}")
-            comm.broadcast(b"x", 0)
+            comm.broadcast(b"x")
 
     logger = logging.getLogger("tilestone")
     before = logger.level

@@ -25,23 +25,23 @@ def message(number: int, sender: int, receiver: int, size: int) -> bytes:
     return random.Random(f"{number} {sender} {receiver}").randbytes(size)
 
 
-def check_operation(comm: TorchCommunicator, kind: str, root: int, number: int, size_of: Any):
+def check_operation(comm: TorchCommunicator, kind: str, number: int, size_of: Any):
     """Runs one operation, and compares its result with the data that the others must have sent."""
 
     def sent(sender: int, receiver: int) -> bytes:
         return message(number, sender, receiver, size_of(sender, receiver))
 
     me, everybody = comm.rank, range(comm.size)
-    what = f"{kind} {number}, root {root}, rank {me} of {comm.size}"
+    what = f"{kind} {number}, rank {me} of {comm.size}"
     if kind == "gather":
-        expected = [sent(r, root) for r in everybody] if me == root else []
-        assert comm.gather(sent(me, root), root, PLENTY) == expected, what
+        expected = [sent(r, 0) for r in everybody] if me == 0 else []
+        assert comm.gather(sent(me, 0), PLENTY) == expected, what
     elif kind == "scatter":
-        parts = [sent(root, r) for r in everybody] if me == root else []
-        assert comm.scatter(parts, root, PLENTY) == sent(root, me), what
+        parts = [sent(0, r) for r in everybody] if me == 0 else []
+        assert comm.scatter(parts, PLENTY) == sent(0, me), what
     elif kind == "broadcast":
-        mine = sent(root, 0) if me == root else b""
-        assert comm.broadcast(mine, root, PLENTY) == sent(root, 0), what
+        mine = sent(0, 0) if me == 0 else b""
+        assert comm.broadcast(mine, PLENTY) == sent(0, 0), what
     else:
         found = comm.all_to_all([sent(me, r) for r in everybody], PLENTY)
         assert found == [sent(r, me) for r in everybody], what
@@ -65,17 +65,16 @@ def every_operation(rank: int, world: int) -> None:
         number = 0
         for size_of in sizes:
             for kind in KINDS:
-                for root in range(1 if kind == "all_to_all" else world):
-                    check_operation(comm, kind, root, number, size_of)
-                    number += 1
+                check_operation(comm, kind, number, size_of)
+                number += 1
 
 
 def random_operations(comm: TorchCommunicator, seed: int, count: int) -> None:
     draw = random.Random(seed)
     for number in range(count):
-        kind, root = draw.choice(KINDS), draw.randrange(comm.size)
+        kind = draw.choice(KINDS)
         a, b = (draw.randrange(draw.choice([1, 2, 100, 70_000])) for _ in range(2))
-        check_operation(comm, kind, root, number, lambda s, r, a=a, b=b: s * a + r * b)
+        check_operation(comm, kind, number, lambda s, r, a=a, b=b: s * a + r * b)
 
 
 def many_operations(rank: int, world: int) -> None:
@@ -83,7 +82,7 @@ def many_operations(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_operation_and_size_and_root(worlds: ranks.Worlds, size: int) -> None:
+def test_every_operation_and_size(worlds: ranks.Worlds, size: int) -> None:
     worlds[size].run(every_operation)
 
 
@@ -111,7 +110,7 @@ class _CountingStore:
 
 def sends_to_the_next_rank_only(rank: int, world: int) -> tuple[int, int]:
     comm = TorchCommunicator()
-    comm.gather(b"", 0, PLENTY)
+    comm.gather(b"", PLENTY)
     shared, moved, send = comm._shared, 0, dist.batch_isend_irecv
 
     def counted(moves: list[Any]) -> Any:
@@ -170,25 +169,21 @@ def test_ranks_outside_the_group_take_no_part(worlds: ranks.Worlds) -> None:
     assert worlds[3].run(group_of_the_last_two) == ["outside", "inside", "inside"]
 
 
-def call(comm: TorchCommunicator, kind: str, root: int, timeout: float) -> None:
-    if kind == "all_to_all":
-        comm.all_to_all([b"x"] * comm.size, timeout)
-    elif kind == "scatter":
-        comm.scatter([b"x"] * comm.size, root, timeout)
-    else:
-        getattr(comm, kind)(b"x", root, timeout)
+def call(comm: TorchCommunicator, kind: str, timeout: float) -> None:
+    parts = kind in ("scatter", "all_to_all")
+    getattr(comm, kind)([b"x"] * comm.size if parts else b"x", timeout)
 
 
-def one_comes_late(rank: int, world: int, kind: str, root: int, late: int) -> tuple[str, list[int]]:
+def one_comes_late(rank: int, world: int, kind: str, late: int) -> tuple[str, list[int]]:
     """The error of the call. The store tells the late rank when the others have their errors."""
     comm = TorchCommunicator()
-    key = f"test/{kind}/{root}/{late}"
+    key = f"test/{kind}/{late}"
     store = dist.distributed_c10d._get_default_store()
     if rank == late:
         while store.add(key, 0) < world - 1:
             time.sleep(0.01)
     with pytest.raises(TimeoutError) as caught:
-        call(comm, kind, root, 0.3 if rank != late else PLENTY)
+        call(comm, kind, 0.3 if rank != late else PLENTY)
     if rank != late:
         store.add(key, 1)
     random_operations(comm, 7, 5)  # the group still works
@@ -199,8 +194,8 @@ def one_comes_late(rank: int, world: int, kind: str, root: int, late: int) -> tu
 def test_a_missing_rank_is_named_on_every_rank_and_the_group_still_works(
     worlds: ranks.Worlds, kind: str
 ) -> None:
-    for root, late in [(0, 0), (0, 2), (1, 0)]:
-        results = worlds[3].run(one_comes_late, kind, root, late)
+    for late in (0, 2):
+        results = worlds[3].run(one_comes_late, kind, late)
         for text, missing in results:
             assert text.startswith(f"{kind}: the deadline passed while waiting for rank"), text
             assert late in missing, text  # on a busy machine others may be late as well
@@ -209,7 +204,7 @@ def test_a_missing_rank_is_named_on_every_rank_and_the_group_still_works(
 def bad_call_of_rank_0(rank: int, world: int) -> str:
     comm = TorchCommunicator()
     with pytest.raises((ValueError, ConnectionError)) as caught:
-        comm.scatter([b""] * (world + 1) if rank == 0 else [], 0, PLENTY)
+        comm.scatter([b""] * (world + 1) if rank == 0 else [], PLENTY)
     random_operations(comm, 8, 5)
     return str(caught.value)
 
@@ -240,27 +235,16 @@ def test_an_exchange_that_was_refused_before_the_decider_comes_reaches_every_ran
     assert results == [told, refused, told]
 
 
-def bad_root(rank: int, world: int) -> None:
-    comm = TorchCommunicator()
-    with pytest.raises((ValueError, ConnectionError), match="root is 9, expected a rank from 0"):
-        comm.gather(b"", 9, PLENTY)
-    random_operations(comm, 9, 3)
-
-
-def test_bad_root_is_refused(worlds: ranks.Worlds) -> None:
-    worlds[2].run(bad_root)
-
-
 def keys_in_the_store(rank: int, world: int) -> list[int]:
     """The number of keys after some operations and after many."""
     comm = TorchCommunicator()
     store = dist.distributed_c10d._get_default_store()
     counts = []
     for count in (10, 100):
-        for root in range(count):
-            comm.broadcast(b"x", root % world, PLENTY)
-            comm.gather(b"x", root % world, PLENTY)
-            comm.scatter([b"x"] * world, root % world, PLENTY)
+        for _ in range(count):
+            comm.broadcast(b"x", PLENTY)
+            comm.gather(b"x", PLENTY)
+            comm.scatter([b"x"] * world, PLENTY)
         dist.barrier()
         counts.append(store.num_keys())
         dist.barrier()
@@ -329,7 +313,7 @@ def ends_a_call_and_refuses_an_operation(rank: int, world: int, path: str) -> li
     except tilestone.CheckpointError as error:
         said.append(str(error))
     try:
-        comm.scatter([b""] * (world + rank), 1, PLENTY)
+        comm.all_to_all([b""] * (world + rank), PLENTY)
     except (ValueError, ConnectionError) as error:
         said.append(str(error))
     finally:
@@ -344,7 +328,7 @@ def test_no_rank_waits_for_the_transfer_of_a_rank_that_pauses_at_the_end(
 ) -> None:
     first, second = worlds[2].run(ends_a_call_and_refuses_an_operation, ckpt)
     assert ["rank 1" in text for text in first] == [True, True], first
-    assert second == ["scatter: found 3 parts, expected one for each of 2 ranks"]
+    assert second == ["all_to_all: found 3 parts, expected one for each of 2 ranks"]
 
 
 class Clock:

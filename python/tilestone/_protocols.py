@@ -40,18 +40,16 @@ class CommunicatorLike(Protocol):
         """The kind of communicator, for messages."""
         ...
 
-    def gather(self, mine: bytes, root: int, timeout: float | None = None, /) -> list[bytes]:
-        """On root, every rank's bytes in the order of ranks; on other ranks an empty list."""
+    def gather(self, mine: bytes, timeout: float | None = None, /) -> list[bytes]:
+        """On rank 0, every rank's bytes in the order of ranks; on other ranks an empty list."""
         ...
 
-    def scatter(
-        self, parts: Sequence[bytes], root: int, timeout: float | None = None, /
-    ) -> bytes:
-        """Sends parts[r], given on root, to rank r; returns this rank's part."""
+    def scatter(self, parts: Sequence[bytes], timeout: float | None = None, /) -> bytes:
+        """Sends parts[r], given on rank 0, to rank r; returns this rank's part."""
         ...
 
-    def broadcast(self, mine: bytes, root: int, timeout: float | None = None, /) -> bytes:
-        """Returns the bytes given on root."""
+    def broadcast(self, mine: bytes, timeout: float | None = None, /) -> bytes:
+        """Returns the bytes given on rank 0."""
         ...
 
     def all_to_all(

@@ -71,7 +71,7 @@ int train(const Communicator& comm, const AsyncSave& saving) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::byte is_over{saving.durable().done() ? std::byte{1} : std::byte{0}};
     const Deadline limit = Deadline::after(std::chrono::seconds(60));
-    if (comm.broadcast(Bytes(1, is_over), 0, limit).at(0) == std::byte{0}) continue;
+    if (comm.broadcast(Bytes(1, is_over), limit).at(0) == std::byte{0}) continue;
     expect(saving.durable().wait(limit), "the save has ended on the coordinator only");
     return steps;
   }

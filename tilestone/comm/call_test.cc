@@ -82,7 +82,7 @@ class LooksAround final : public RelayedCalls {
 TEST(Call, OperationsAreInStepWhateverRanksDidBefore) {
   run_ranks(3, [](const Communicator& comm) {
     for (int i = 0; i < 5 * comm.rank(); ++i) {  // operations that the other ranks do not make
-      failure_of([&] { comm.gather({}, comm.rank(), Deadline::after(milliseconds(0))); });
+      failure_of([&] { comm.gather({}, Deadline::after(milliseconds(0))); });
     }
     const Call call(comm, "save", "a", plenty());
     comm_testing::check_random_operations(comm, 3, 20);
@@ -221,7 +221,7 @@ TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirs
     } else {
       const Call call(comm, "save", "a", plenty());
       const auto wait = [&] {
-        EXPECT_EQ(failure_of([&] { comm.scatter({}, 0, plenty()); }), "SIGTERM came (rank 0)");
+        EXPECT_EQ(failure_of([&] { comm.scatter({}, plenty()); }), "SIGTERM came (rank 0)");
       };
       EXPECT_LT(seconds_of(wait), 20);
     }

@@ -59,17 +59,13 @@ enum class CollectiveKind { kGather, kScatter, kBroadcast, kAllToAll };
 constexpr CollectiveKind kKinds[] = {CollectiveKind::kGather, CollectiveKind::kScatter,
                                      CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
 
-bool has_root(CollectiveKind kind) { return kind != CollectiveKind::kAllToAll; }
-
-// Runs one operation and checks its result. The bytes that are sent depend on `number`. Kinds
-// without a root ignore `root`.
+// Runs one operation and checks its result. The bytes that are sent depend on `number`.
 class Step {
  public:
-  Step(const Communicator& comm, CollectiveKind kind, int root, uint64_t number, SizeOf size_of,
+  Step(const Communicator& comm, CollectiveKind kind, uint64_t number, SizeOf size_of,
        Deadline deadline = Deadline::after(kPlenty))
       : comm_(comm),
         kind_(kind),
-        root_(root),
         number_(number),
         size_of_(std::move(size_of)),
         deadline_(deadline) {}
@@ -77,17 +73,17 @@ class Step {
   void run() const {
     switch (kind_) {
       case CollectiveKind::kGather:
-        return expect_all_bytes(comm_.gather(to(root_), root_, deadline_),
-                                comm_.rank() == root_ ? all_to(root_) : std::vector<Bytes>(),
+        return expect_all_bytes(comm_.gather(to(0), deadline_),
+                                comm_.is_coordinator() ? all_to(0) : std::vector<Bytes>(),
                                 what("gather"));
       case CollectiveKind::kScatter:
-        return expect_bytes(comm_.scatter(comm_.rank() == root_ ? to_all() : std::vector<Bytes>(),
-                                          root_, deadline_),
-                            from(root_), what("scatter"));
+        return expect_bytes(
+            comm_.scatter(comm_.is_coordinator() ? to_all() : std::vector<Bytes>(), deadline_),
+            from(0), what("scatter"));
       case CollectiveKind::kBroadcast:
         return expect_bytes(
-            comm_.broadcast(comm_.rank() == root_ ? sent(root_, 0) : Bytes(), root_, deadline_),
-            sent(root_, 0), what("broadcast"));
+            comm_.broadcast(comm_.is_coordinator() ? sent(0, 0) : Bytes(), deadline_), sent(0, 0),
+            what("broadcast"));
       case CollectiveKind::kAllToAll:
         return expect_all_bytes(comm_.all_to_all(to_all(), deadline_), all_to(comm_.rank()),
                                 what("all_to_all"));
@@ -119,13 +115,12 @@ class Step {
     return out;
   }
   std::string what(const char* name) const {
-    return std::string(name) + " " + std::to_string(number_) + ", root " + std::to_string(root_) +
-           ", at rank " + std::to_string(comm_.rank()) + " of " + std::to_string(comm_.size());
+    return std::string(name) + " " + std::to_string(number_) + ", at rank " +
+           std::to_string(comm_.rank()) + " of " + std::to_string(comm_.size());
   }
 
   const Communicator& comm_;
   CollectiveKind kind_;
-  int root_;
   uint64_t number_;
   SizeOf size_of_;
   Deadline deadline_;
@@ -142,23 +137,22 @@ size_t random_size(std::mt19937_64& random) {
 
 Step random_step(const Communicator& comm, std::mt19937_64& random, uint64_t number) {
   const CollectiveKind kind = kKinds[random() % std::size(kKinds)];
-  const int root = static_cast<int>(random() % static_cast<uint64_t>(comm.size()));
   const size_t a = random_size(random), b = random_size(random);
-  return Step(comm, kind, root, number, [a, b](int from, int to) {
+  return Step(comm, kind, number, [a, b](int from, int to) {
     return (static_cast<size_t>(from) * a + static_cast<size_t>(to) * b) % 300000;
   });
 }
 
 // Whether the rank can fail if `absent` is missing. Sets `surely` to whether it must fail.
-bool needs(CollectiveKind kind, int rank, int root, int absent, bool* surely) {
+bool needs(CollectiveKind kind, int rank, int absent, bool* surely) {
   switch (kind) {
     case CollectiveKind::kGather:
-      *surely = rank == root;
-      return rank == root || root == absent;
+      *surely = rank == 0;
+      return rank == 0 || absent == 0;
     case CollectiveKind::kScatter:
     case CollectiveKind::kBroadcast:
-      *surely = root == absent;
-      return rank == root || root == absent;
+      *surely = absent == 0;
+      return rank == 0 || absent == 0;
     case CollectiveKind::kAllToAll:
       *surely = true;
   }
@@ -189,18 +183,17 @@ void expect_names(const std::optional<Error>& error, int absent, bool surely,
   EXPECT_TRUE(names(error->message(), absent)) << what << ": " << error->what();
 }
 
-void check_missing_in(const Communicator& comm, CollectiveKind kind, int root, int absent,
-                      uint64_t number, const Rendezvous& rendezvous) {
+void check_missing_in(const Communicator& comm, CollectiveKind kind, int absent, uint64_t number,
+                      const Rendezvous& rendezvous) {
   const auto same_size = [](int, int) { return size_t{3000}; };
-  const std::string what = "kind " + std::to_string(static_cast<int>(kind)) + ", root " +
-                           std::to_string(root) + ", absent " + std::to_string(absent) +
-                           ", at rank " + std::to_string(comm.rank());
+  const std::string what = "kind " + std::to_string(static_cast<int>(kind)) + ", absent " +
+                           std::to_string(absent) + ", at rank " + std::to_string(comm.rank());
   rendezvous();
   if (comm.rank() != absent) {
     bool surely = false;
-    const bool may_fail = needs(kind, comm.rank(), root, absent, &surely);
+    const bool may_fail = needs(kind, comm.rank(), absent, &surely);
     const Deadline deadline = Deadline::after(may_fail ? kShort : kPlenty);
-    const auto error = Step(comm, kind, root, number, same_size, deadline).error();
+    const auto error = Step(comm, kind, number, same_size, deadline).error();
     if (may_fail) {
       expect_names(error, absent, surely, what);
     } else {
@@ -210,10 +203,10 @@ void check_missing_in(const Communicator& comm, CollectiveKind kind, int root, i
   rendezvous();
   if (comm.rank() == absent) {
     // Too late: it may succeed or fail, depending on the messages that the others have sent.
-    Step(comm, kind, root, number, same_size, Deadline::after(kShort)).error();
+    Step(comm, kind, number, same_size, Deadline::after(kShort)).error();
   }
   rendezvous();
-  Step(comm, kind, root, number + 1000, uneven).run();
+  Step(comm, kind, number + 1000, uneven).run();
 }
 
 template <typename Call>
@@ -235,10 +228,7 @@ void check_every_operation(const Communicator& comm) {
                                      [](int, int) { return kMiB; }, uneven};
   uint64_t number = 0;
   for (const SizeOf& size_of : sizes) {
-    for (CollectiveKind kind : kKinds) {
-      const int roots = has_root(kind) ? comm.size() : 1;
-      for (int root = 0; root < roots; ++root) Step(comm, kind, root, ++number, size_of).run();
-    }
+    for (CollectiveKind kind : kKinds) Step(comm, kind, ++number, size_of).run();
   }
 }
 
@@ -251,9 +241,7 @@ void check_random_operations(const Communicator& comm, uint64_t seed, int count)
 void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous) {
   uint64_t number = 0;
   for (CollectiveKind kind : kKinds) {
-    check_missing_in(comm, kind, absent, absent, number++, rendezvous);
-    if (!has_root(kind)) continue;
-    check_missing_in(comm, kind, (absent + 1) % comm.size(), absent, number++, rendezvous);
+    check_missing_in(comm, kind, absent, number++, rendezvous);
   }
   check_random_operations(comm, 20, 20);
 }
@@ -261,15 +249,11 @@ void check_missing_caller(const Communicator& comm, int absent, const Rendezvous
 void check_bad_arguments(const Communicator& comm) {
   const Deadline deadline = Deadline::after(kPlenty);
   const int n = comm.size();
-  const std::string last = std::to_string(n - 1), count = std::to_string(n);
-  const std::string range = ", expected a rank from 0 to " + last;
-  expect_invalid([&] { comm.gather({}, n, deadline); }, "gather: root is " + count + range);
-  expect_invalid([&] { comm.broadcast({}, -1, deadline); }, "broadcast: root is -1" + range);
-  expect_invalid([&] { comm.scatter({}, n, deadline); }, "scatter: root is " + count + range);
-  const std::string parts = std::to_string(n + 1) + " parts, expected one for each of " + count;
+  const std::string parts =
+      std::to_string(n + 1) + " parts, expected one for each of " + std::to_string(n);
   expect_invalid([&] { comm.all_to_all(std::vector<Bytes>(n + 1), deadline); },
                  "all_to_all: found " + parts + " ranks");
-  Step(comm, CollectiveKind::kAllToAll, 0, 7, uneven).run();
+  Step(comm, CollectiveKind::kAllToAll, 7, uneven).run();
 }
 
 void check_two_groups(const Communicator& row, const Communicator& column, uint64_t seed) {

@@ -12,10 +12,10 @@ namespace tilestone::comm_testing {
 // Waits for all ranks of the group without using the communicator under test.
 using Rendezvous = std::function<void()>;
 
-// Checks every operation with every root and with sizes of 0, 1 and 1 MiB and a size per rank.
+// Checks every operation with sizes of 0, 1 and 1 MiB and a size per rank.
 void check_every_operation(const Communicator& comm);
 
-// Checks `count` random operations with random roots and sizes. All ranks must pass the same seed.
+// Checks `count` random operations with random sizes. All ranks must pass the same seed.
 void check_random_operations(const Communicator& comm, uint64_t seed, int count);
 
 // For each operation: rank `absent` does not call it. Every other rank that depends on it must get
@@ -23,7 +23,7 @@ void check_random_operations(const Communicator& comm, uint64_t seed, int count)
 // least two ranks.
 void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous);
 
-// A bad root and a wrong number of parts must be refused, and the group must stay in step.
+// A wrong number of parts must be refused, and the group must stay in step.
 void check_bad_arguments(const Communicator& comm);
 
 // Uses two groups of this rank alternately (rows and columns of a grid of ranks).

@@ -37,12 +37,12 @@ class CommunicatorImpl {
   virtual int size() const = 0;
   virtual std::string describe() const = 0;  // "threads", "mpi", "torch.distributed (gloo)"
 
-  // At `root`: the bytes of every rank, by rank. On other ranks: empty.
-  virtual std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) = 0;
-  // `parts` is used at `root` only: parts[r] goes to rank r. Returns this rank's part.
-  virtual Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) = 0;
-  // `mine` is used at `root` only. Returns the bytes of `root` on every rank.
-  virtual Bytes broadcast(ByteView mine, int root, Deadline deadline) = 0;
+  // On the coordinator, rank 0: the bytes of every rank, by rank. On other ranks: empty.
+  virtual std::vector<Bytes> gather(ByteView mine, Deadline deadline) = 0;
+  // `parts` is used on rank 0 only: parts[r] goes to rank r. Returns this rank's part.
+  virtual Bytes scatter(std::vector<Bytes> parts, Deadline deadline) = 0;
+  // `mine` is used on rank 0 only. Returns rank 0's bytes on every rank.
+  virtual Bytes broadcast(ByteView mine, Deadline deadline) = 0;
   // to[r] goes to rank r; element [r] of the result came from rank r.
   virtual std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) = 0;
 
@@ -61,14 +61,14 @@ class Communicator {
   std::string describe() const { return impl_->describe(); }
   bool is_coordinator() const { return rank() == 0; }
 
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) const {
-    return impl_->gather(mine, root, deadline);
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) const {
+    return impl_->gather(mine, deadline);
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) const {
-    return impl_->scatter(std::move(parts), root, deadline);
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) const {
+    return impl_->scatter(std::move(parts), deadline);
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) const {
-    return impl_->broadcast(mine, root, deadline);
+  Bytes broadcast(ByteView mine, Deadline deadline) const {
+    return impl_->broadcast(mine, deadline);
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) const {
     return impl_->all_to_all(std::move(to), deadline);

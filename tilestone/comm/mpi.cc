@@ -13,7 +13,7 @@
 //    sender can complete its send. A tag is used again only after as many other operations as MPI
 //    has tags, at most 2^30.
 //
-// In gather and scatter, the root exchanges one message with each rank. In a broadcast, the root
+// In gather and scatter, rank 0 exchanges one message with each rank. In a broadcast, rank 0
 // sends each rank one message directly, so a rank that has died cuts off no other rank from a short
 // message (a verdict, an error). A long payload follows down a binomial tree.
 #include "tilestone/comm/communicator.h"
@@ -426,9 +426,9 @@ class Mpi final : public CommunicatorImpl, private CallPort {
   int size() const override { return channel_.size; }
   std::string describe() const override { return "mpi"; }
 
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override;
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override;
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override;
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override;
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override;
+  Bytes broadcast(ByteView mine, Deadline deadline) override;
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override;
 
   CallPort* call_port() override { return this; }
@@ -457,9 +457,9 @@ class Mpi final : public CommunicatorImpl, private CallPort {
       if (other != rank()) visit(other);
     }
   }
-  void send_down(Operation& operation, int root, const std::shared_ptr<const Bytes>& payload);
-  Bytes broadcast_from_root(Operation& operation, ByteView mine);
-  Bytes receive_broadcast(Operation& operation, int root);
+  void send_down(Operation& operation, const std::shared_ptr<const Bytes>& payload);
+  Bytes broadcast_from_0(Operation& operation, ByteView mine);
+  Bytes receive_broadcast(Operation& operation);
 
   Channel channel_;
   CallMemory memory_;
@@ -476,57 +476,54 @@ std::vector<Notice> Mpi::newest(Deadline deadline, Deadline /*limit*/) {
   }
 }
 
-std::vector<Bytes> Mpi::gather(ByteView mine, int root, Deadline deadline) {
+std::vector<Bytes> Mpi::gather(ByteView mine, Deadline deadline) {
   Operation operation(channel_, "gather", deadline);
-  comm_internal::check_root("gather", root, size());
   Bytes own(mine.begin(), mine.end());
-  if (rank() == root) return operation.receive_from_others(std::move(own));
-  operation.send(root, std::move(own));
+  if (rank() == 0) return operation.receive_from_others(std::move(own));
+  operation.send(0, std::move(own));
   operation.wait();
   return {};
 }
 
-Bytes Mpi::scatter(std::vector<Bytes> parts, int root, Deadline deadline) {
+Bytes Mpi::scatter(std::vector<Bytes> parts, Deadline deadline) {
   Operation operation(channel_, "scatter", deadline);
-  comm_internal::check_root("scatter", root, size());
-  if (rank() != root) return operation.receive_one(root);
+  if (rank() != 0) return operation.receive_one(0);
   comm_internal::check_parts("scatter", parts.size(), size());
   for_each_other([&](int to) { operation.send(to, std::move(parts[to])); });
   operation.wait();
   return std::move(parts[rank()]);
 }
 
-Bytes Mpi::broadcast(ByteView mine, int root, Deadline deadline) {
+Bytes Mpi::broadcast(ByteView mine, Deadline deadline) {
   Operation operation(channel_, "broadcast", deadline);
-  comm_internal::check_root("broadcast", root, size());
-  return rank() == root ? broadcast_from_root(operation, mine) : receive_broadcast(operation, root);
+  return rank() == 0 ? broadcast_from_0(operation, mine) : receive_broadcast(operation);
 }
 
-Bytes Mpi::broadcast_from_root(Operation& operation, ByteView mine) {
+Bytes Mpi::broadcast_from_0(Operation& operation, ByteView mine) {
   const bool tree = mine.size() > channel_.tree_bytes;
   const auto first = std::make_shared<const Bytes>(opening(mine, tree));
   for_each_other([&](int to) { operation.send(to, first); });
-  if (tree) send_down(operation, rank(), std::make_shared<const Bytes>(mine.begin(), mine.end()));
+  if (tree) send_down(operation, std::make_shared<const Bytes>(mine.begin(), mine.end()));
   operation.wait();
   return Bytes(mine.begin(), mine.end());
 }
 
-Bytes Mpi::receive_broadcast(Operation& operation, int root) {
-  const Bytes first = operation.receive_one(root);
+Bytes Mpi::receive_broadcast(Operation& operation) {
+  const Bytes first = operation.receive_one(0);
   ByteReader reader(first, "opening of a broadcast");
   if (reader.u8() == static_cast<uint8_t>(Follows::kNothing)) {
     const ByteView payload = reader.raw(reader.remaining());
     return Bytes(payload.begin(), payload.end());
   }
-  const int parent = comm_internal::tree_parent(rank(), root, size());
+  const int parent = comm_internal::tree_parent(rank());
   const auto payload = std::make_shared<const Bytes>(operation.receive_one(parent));
-  send_down(operation, root, payload);
+  send_down(operation, payload);
   operation.wait();
   return *payload;
 }
 
-void Mpi::send_down(Operation& operation, int root, const std::shared_ptr<const Bytes>& payload) {
-  for (int child : comm_internal::tree_children(rank(), root, size())) {
+void Mpi::send_down(Operation& operation, const std::shared_ptr<const Bytes>& payload) {
+  for (int child : comm_internal::tree_children(rank(), size())) {
     operation.send(child, payload);
   }
 }

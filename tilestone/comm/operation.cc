@@ -9,18 +9,7 @@ constexpr size_t kNamedRanks = 8;
 
 std::string prefix(std::string_view operation) { return std::string(operation) + ": "; }
 
-// Convert between a rank and its position in the tree, whose root has position 0.
-int to_position(int rank, int root, int size) { return (rank - root + size) % size; }
-int to_rank(int position, int root, int size) { return (position + root) % size; }
-
 }  // namespace
-
-void check_root(std::string_view operation, int root, int size) {
-  if (root >= 0 && root < size) return;
-  throw Error(ErrorCode::kInvalidArgument, prefix(operation) + "root is " + std::to_string(root) +
-                                               ", expected a rank from 0 to " +
-                                               std::to_string(size - 1));
-}
 
 void check_parts(std::string_view operation, size_t parts, int size) {
   if (parts == static_cast<size_t>(size)) return;
@@ -54,17 +43,13 @@ Error rank_failed(std::string_view operation, const std::vector<int>& gone, std:
   return Error(ErrorCode::kRankFailed, std::move(message)).with_rank(gone.front());
 }
 
-int tree_parent(int rank, int root, int size) {
-  const int position = to_position(rank, root, size);
-  return position == 0 ? -1 : to_rank(position & (position - 1), root, size);
-}
+int tree_parent(int rank) { return rank == 0 ? -1 : rank & (rank - 1); }
 
-std::vector<int> tree_children(int rank, int root, int size) {
-  // A position's children differ from it in one bit below its lowest set bit.
-  const int position = to_position(rank, root, size);
+std::vector<int> tree_children(int rank, int size) {
+  // A rank's children differ from it in one bit below its lowest set bit.
   std::vector<int> children;
-  for (int bit = 1; (position & bit) == 0 && bit < size - position; bit <<= 1) {
-    children.push_back(to_rank(position + bit, root, size));
+  for (int bit = 1; (rank & bit) == 0 && bit < size - rank; bit <<= 1) {
+    children.push_back(rank + bit);
   }
   std::reverse(children.begin(), children.end());
   return children;

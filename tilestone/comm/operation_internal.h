@@ -10,9 +10,8 @@
 
 namespace tilestone::comm_internal {
 
-// These throw Error(kInvalidArgument) unless the condition on the right holds.
-void check_root(std::string_view operation, int root, int size);       // 0 <= root < size
-void check_parts(std::string_view operation, size_t parts, int size);  // one part per rank
+// Throws Error(kInvalidArgument) unless there is one part per rank.
+void check_parts(std::string_view operation, size_t parts, int size);
 
 // "rank 3", "ranks 3 and 7", "ranks 3, 7, 9, 11, 20, 21, 30, 31 and 12 more". `ranks` must not be
 // empty.
@@ -23,10 +22,10 @@ std::string rank_list(const std::vector<int>& ranks);
 Error timed_out(std::string_view operation, const std::vector<int>& missing);
 Error rank_failed(std::string_view operation, const std::vector<int>& gone, std::string_view why);
 
-// A binomial tree over the ranks 0 to size - 1 with `root` at its top. Every other rank has one
-// parent; the parent of `root` is -1. No rank is more than log2(size) steps from `root`. The child
-// with the deepest subtree comes first.
-int tree_parent(int rank, int root, int size);
-std::vector<int> tree_children(int rank, int root, int size);
+// A binomial tree over the ranks 0 to size - 1 with 0 at its top. Every other rank has one parent;
+// that of 0 is -1. No rank is more than log2(size) steps from 0. The child with the deepest subtree
+// comes first.
+int tree_parent(int rank);
+std::vector<int> tree_children(int rank, int size);
 
 }  // namespace tilestone::comm_internal

@@ -16,14 +16,14 @@ class RelayComm : public CommunicatorImpl {
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   std::string describe() const override { return comm_.describe(); }
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    return comm_.gather(mine, root, deadline);
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
+    return comm_.gather(mine, deadline);
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    return comm_.scatter(std::move(parts), root, deadline);
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
+    return comm_.scatter(std::move(parts), deadline);
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
+  Bytes broadcast(ByteView mine, Deadline deadline) override {
+    return comm_.broadcast(mine, deadline);
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
     return comm_.all_to_all(std::move(to), deadline);

@@ -11,19 +11,14 @@ class Solo final : public CommunicatorImpl {
   int size() const override { return 1; }
   std::string describe() const override { return "solo"; }
 
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline) override {
-    comm_internal::check_root("gather", root, 1);
+  std::vector<Bytes> gather(ByteView mine, Deadline) override {
     return {Bytes(mine.begin(), mine.end())};
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline) override {
-    comm_internal::check_root("scatter", root, 1);
+  Bytes scatter(std::vector<Bytes> parts, Deadline) override {
     comm_internal::check_parts("scatter", parts.size(), 1);
     return std::move(parts.front());
   }
-  Bytes broadcast(ByteView mine, int root, Deadline) override {
-    comm_internal::check_root("broadcast", root, 1);
-    return Bytes(mine.begin(), mine.end());
-  }
+  Bytes broadcast(ByteView mine, Deadline) override { return Bytes(mine.begin(), mine.end()); }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline) override {
     comm_internal::check_parts("all_to_all", to.size(), 1);
     return to;

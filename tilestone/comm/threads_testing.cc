@@ -15,7 +15,6 @@ namespace tilestone {
 namespace {
 
 using comm_internal::check_parts;
-using comm_internal::check_root;
 
 // Holds the ranks' messages. A message is identified by its source and the number of its operation.
 // A late message, for an operation that the receiver has given up, has an old number and is
@@ -193,29 +192,26 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
   int size() const override { return hub_->size(); }
   std::string describe() const override { return "threads"; }
 
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
     begin();
-    check_root("gather", root, size());
-    if (rank_ != root) {
-      send_all("gather", {root}, [&](int) { return Bytes(mine.begin(), mine.end()); });
+    if (rank_ != 0) {
+      send_all("gather", {0}, [&](int) { return Bytes(mine.begin(), mine.end()); });
       return {};
     }
     return with_own(Bytes(mine.begin(), mine.end()), receive("gather", others_, deadline));
   }
 
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
     begin();
-    check_root("scatter", root, size());
-    if (rank_ == root) check_parts("scatter", parts.size(), size());
-    if (rank_ != root) return std::move(receive("scatter", {root}, deadline).front());
+    if (rank_ == 0) check_parts("scatter", parts.size(), size());
+    if (rank_ != 0) return std::move(receive("scatter", {0}, deadline).front());
     send_all("scatter", others_, [&](int to) { return std::move(parts[to]); });
     return std::move(parts[rank_]);
   }
 
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+  Bytes broadcast(ByteView mine, Deadline deadline) override {
     begin();
-    check_root("broadcast", root, size());
-    if (rank_ != root) return std::move(receive("broadcast", {root}, deadline).front());
+    if (rank_ != 0) return std::move(receive("broadcast", {0}, deadline).front());
     send_all("broadcast", others_, [&](int) { return Bytes(mine.begin(), mine.end()); });
     return Bytes(mine.begin(), mine.end());
   }

@@ -35,7 +35,6 @@ class Arrivals:
     def begin(
         self,
         name: str,
-        decider: int,
         task: Task,
         record: bytes = b"",
         before_go: Callable[[], None] | None = None,
@@ -45,8 +44,8 @@ class Arrivals:
 
         Args:
             record: of this rank's arrival.
-            before_go: called on the decider before the others can learn that all have arrived.
-            in_verdict: on the decider, a record for the others.
+            before_go: called on rank 0 before the others can learn that all have arrived.
+            in_verdict: on rank 0, a record for the others.
 
         Returns:
             The deadline of the transfer, and the record in the verdict.
@@ -57,7 +56,7 @@ class Arrivals:
                 raise CallEndedError(
                     f"{name}: a rank has ended the call", bytes.fromhex(self._shared.ended)
                 )
-            verdict = self._verdict(decider, task, record, before_go, in_verdict)
+            verdict = self._verdict(task, record, before_go, in_verdict)
             self._raise_unless_go(name, verdict)
             told = bytes.fromhex(verdict["record"])
             self._shared.last = verdict["last"]
@@ -89,7 +88,6 @@ class Arrivals:
 
     def _verdict(
         self,
-        decider: int,
         task: Task,
         record: bytes,
         before_go: Callable[[], None] | None,
@@ -106,7 +104,7 @@ class Arrivals:
             nonlocal all_here
             if self._shared.ending is not None:
                 return True
-            all_here = self._rank == decider and store.check(arrivals)
+            all_here = self._rank == 0 and store.check(arrivals)
             return all_here or bool(store.check(decided))
 
         # While this rank waits, deleting takes no time from anyone.
@@ -114,7 +112,7 @@ class Arrivals:
             self._delete_unused_keys()
         missing: list[int] = []
         if not poll(done, self.longest_pause(), task):
-            missing = self._who_is_missing(arrivals, decider)
+            missing = self._who_is_missing(arrivals)
             all_here = not missing
         # A rank that has not arrived has no record, and one that has ended the operation has an
         # empty one. In both cases there is a verdict.
@@ -151,8 +149,8 @@ class Arrivals:
     def end_operation(self, verdict: dict[str, Any]) -> None:
         """Takes part in an operation only to propose a verdict that is not "go".
 
-        The proposal comes before this rank's arrival, because the deciding rank proposes "go" once
-        all ranks have arrived.
+        The proposal comes before this rank's arrival, because rank 0 proposes "go" once all ranks
+        have arrived.
         """
         arrivals = self._count()
         self._decide(verdict)
@@ -181,11 +179,11 @@ class Arrivals:
         while self._shared.unused_keys:
             self._shared.store.delete_key(self._shared.unused_keys.pop())
 
-    def _who_is_missing(self, arrivals: Sequence[str], decider: int) -> list[int]:
+    def _who_is_missing(self, arrivals: Sequence[str]) -> list[int]:
         missing = self._missing_in(arrivals, 0)
-        if missing or self._rank == decider:
+        if missing or self._rank == 0:
             return missing
-        return [decider]  # all have arrived, but it has not decided
+        return [0]  # all have arrived, but it has not decided
 
     def _missing_in(self, arrivals: Sequence[str], first: int) -> list[int]:
         """The ranks without an entry among some adjacent ones. Usually few ranks are missing."""

@@ -7,8 +7,8 @@ arrived. The steps of one operation are:
 1. Every rank counts its operations. All ranks make the same operations in the same order, starting
    from a number that they agreed on when the call (a save or load) began. A rank that arrives at
    an operation records this under the operation's number in the store of the process group.
-2. One rank (the operation's root, or rank 0) waits until all ranks have arrived and proposes "go".
-   Any rank whose deadline passes first proposes "stop" and names the missing ranks.
+2. Rank 0 waits until all ranks have arrived and proposes "go". Any rank whose deadline passes first
+   proposes "stop" and names the missing ranks.
 3. The store keeps the first proposal (compare and set). It is the verdict for all ranks: either
    every rank starts the transfer, or every rank raises the same error, also a rank that arrives
    late. After a "stop" nothing was sent, and the ranks agree on the next operation's number.
@@ -16,8 +16,8 @@ arrived. The steps of one operation are:
    for those of another operation, because all ranks took part in all transfers before it.
 
 A rank's record of its arrival contains its message, if that is short, or else the message's size.
-In the same way the root of a scatter leaves a record for each rank, and the root of a broadcast one
-in the verdict. So only long messages need a transfer. In an all_to_all a rank's record has the sizes
+In the same way rank 0 leaves a record for each rank in a scatter, and in a broadcast one in the
+verdict. So only long messages need a transfer. In an all_to_all a rank's record has the sizes
 of all messages that it sends, and rank 0 leaves for each rank those of the messages that it gets.
 
 If a caller's deadline passes during the transfer, the caller raises an error while the transfer
@@ -49,7 +49,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ from tilestone._torch.helper_thread import LAST_WORDS, Check, StuckError, Task, 
 from tilestone._torch.transfer import Transfer, rank_list
 
 _FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
-# How long, in seconds, the root of a call's last message waits for the ranks that have not taken it.
+# How long, in seconds, rank 0 waits for the ranks that have not taken a call's last message.
 _WAIT_FOR_TAKERS = 5.0
 _NEVER = math.inf
 # A message that becomes a record has fewer bytes than _RECORDS_BYTES by the number of ranks, within
@@ -107,7 +107,7 @@ class TorchCommunicator:
     * RanksLostError (a ConnectionError): a rank was lost in the transfer, which breaks the process
       group; or another rank's operation was refused; or the store's server is gone;
     * CallEndedError (a ConnectionError): another rank has ended the call;
-    * ValueError: the root or the number of parts is invalid.
+    * ValueError: the number of parts is invalid.
 
     The first two have `ranks`: the numbers in the group of the missing ranks, if they are known.
     With NCCL the bytes are sent in tensors on the device that the group is bound to, or else on
@@ -166,28 +166,24 @@ class TorchCommunicator:
         return f"torch.distributed ({backend})"
 
     def gather(
-        self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
+        self, mine: bytes, timeout_s: float | None = None, check: Check = None
     ) -> list[bytes]:
-        """On `root`: every rank's bytes, in the order of ranks. On other ranks: an empty list."""
-        result: list[bytes] = self._operate(self._gather, (mine, root), timeout_s, check)
+        """On rank 0: every rank's bytes, in the order of ranks. On other ranks: an empty list."""
+        result: list[bytes] = self._operate(self._gather, (mine,), timeout_s, check)
         return result
 
     def scatter(
-        self,
-        parts: Sequence[bytes],
-        root: int,
-        timeout_s: float | None = None,
-        check: Check = None,
+        self, parts: Sequence[bytes], timeout_s: float | None = None, check: Check = None
     ) -> bytes:
-        """Sends `parts[r]`, given on `root`, to rank r. `parts` is ignored on other ranks."""
-        result: bytes = self._operate(self._scatter, (parts, root), timeout_s, check)
+        """Sends `parts[r]`, given on rank 0, to rank r. `parts` is ignored on other ranks."""
+        result: bytes = self._operate(self._scatter, (parts,), timeout_s, check)
         return result
 
     def broadcast(
-        self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
+        self, mine: bytes, timeout_s: float | None = None, check: Check = None
     ) -> bytes:
-        """Returns the bytes given on `root`. `mine` is ignored on other ranks."""
-        result: bytes = self._operate(self._broadcast, (mine, root), timeout_s, check)
+        """Returns the bytes given on rank 0. `mine` is ignored on other ranks."""
+        result: bytes = self._operate(self._broadcast, (mine,), timeout_s, check)
         return result
 
     def all_to_all(
@@ -353,20 +349,18 @@ class TorchCommunicator:
         end = _end_of(timeout_s)
         return self._do(name, lambda task: operation(task, *args), end, check, goes_on=True)
 
-    def _gather(self, task: Task, mine: bytes, root: int) -> list[bytes]:
-        self._check_root("gather", root)
+    def _gather(self, task: Task, mine: bytes) -> list[bytes]:
         record = self._record_of(mine)
-        end, _ = self._arrivals.begin("gather", root, task, record)
-        if self.rank == root:
+        end, _ = self._arrivals.begin("gather", task, record)
+        if self.rank == 0:
             received = self._receive("gather", self._arrivals.records(), end)
             return [received.get(rank, mine) for rank in range(self.size)]
         if _size_in(record) is not None:
-            self._transfer.exchange("gather", {root: mine}, {}, end)
+            self._transfer.exchange("gather", {0: mine}, {}, end)
         return []
 
-    def _scatter(self, task: Task, parts: Sequence[bytes], root: int) -> bytes:
-        self._check_root("scatter", root)
-        if self.rank == root:
+    def _scatter(self, task: Task, parts: Sequence[bytes]) -> bytes:
+        if self.rank == 0:
             self._check_parts("scatter", parts)
         long = {}
         operation = self._shared.operation + 1
@@ -378,30 +372,29 @@ class TorchCommunicator:
             keys = [f"{operation}/to/{rank}" for rank in records]
             self._shared.store.multi_set(keys, list(records.values()))
 
-        if self.rank != root:
+        if self.rank != 0:
             self._shared.old_keys.append(own_key)
-        end, _ = self._arrivals.begin("scatter", root, task, b"", leave_records)
-        if self.rank == root:
+        end, _ = self._arrivals.begin("scatter", task, b"", leave_records)
+        if self.rank == 0:
             self._transfer.exchange("scatter", long, {}, end)
-            self._see_taken(task, root)
-            return parts[root]
+            self._see_taken(task)
+            return parts[0]
         record = bytes(self._shared.store.get(own_key))
-        part = self._receive("scatter", {root: record}, end)[root]
-        self._see_taken(task, root)
+        part = self._receive("scatter", {0: record}, end)[0]
+        self._see_taken(task)
         return part
 
-    def _broadcast(self, task: Task, mine: bytes, root: int) -> bytes:
-        self._check_root("broadcast", root)
+    def _broadcast(self, task: Task, mine: bytes) -> bytes:
         if self.size == 1:
             return mine
-        own = self._record_of(mine) if self.rank == root else b""
-        end, told = self._arrivals.begin("broadcast", root, task, b"", in_verdict=own)
+        own = self._record_of(mine) if self.rank == 0 else b""
+        end, told = self._arrivals.begin("broadcast", task, b"", in_verdict=own)
         size = _size_in(told)
         if size is not None:
-            mine = self._transfer.broadcast(mine, size, root, end)
-        elif self.rank != root:
+            mine = self._transfer.broadcast(mine, size, end)
+        elif self.rank != 0:
             mine = told[1:]
-        self._see_taken(task, root)
+        self._see_taken(task)
         return mine
 
     def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes | bytearray]:
@@ -421,7 +414,7 @@ class TorchCommunicator:
 
         if self.rank != 0:
             self._shared.old_keys.append(own_key)
-        end, _ = self._arrivals.begin("all_to_all", 0, task, _sizes_record(sizes), leave_sizes)
+        end, _ = self._arrivals.begin("all_to_all", task, _sizes_record(sizes), leave_sizes)
         if self.rank != 0:
             incoming = _sizes_in(bytes(self._shared.store.get(own_key)))
         outgoing = {rank: to[rank] for rank in self._others()}
@@ -429,8 +422,8 @@ class TorchCommunicator:
         received = self._transfer.exchange("all_to_all", outgoing, awaited, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
 
-    def _see_taken(self, task: Task, root: int) -> None:
-        """After a call's last message: notes that this rank has it; the root waits for all notes.
+    def _see_taken(self, task: Task) -> None:
+        """After a call's last message: notes that this rank has it; rank 0 waits for all notes.
 
         No rank fails here, because each one has what it needs.
         """
@@ -439,8 +432,8 @@ class TorchCommunicator:
             return
         shared.last = False
         key = f"{shared.operation}/taken"
-        with contextlib.suppress(RuntimeError):  # from torch: the root, and the store, have ended
-            if self.rank != root:
+        with contextlib.suppress(RuntimeError):  # from torch: rank 0, and the store, have ended
+            if self.rank != 0:
                 shared.store.add(key, 1)
                 return
             shared.old_keys.append(key)
@@ -462,20 +455,11 @@ class TorchCommunicator:
         received = self._transfer.exchange(name, {}, long, end)
         return {rank: bytes(received.get(rank, record[1:])) for rank, record in records.items()}
 
-    # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
-    # which get an error.
-
-    def _check_root(self, name: str, root: int) -> None:
-        if not 0 <= root < self.size:
-            last = self.size - 1
-            self._refuse(f"{name}: root is {root}, expected a rank from 0 to {last}")
-
     def _check_parts(self, name: str, parts: Sequence[bytes]) -> None:
-        if len(parts) != self.size:
-            expected = f"expected one for each of {self.size} ranks"
-            self._refuse(f"{name}: found {len(parts)} parts, {expected}")
-
-    def _refuse(self, message: str) -> NoReturn:
+        """A refused operation still counts, as on the other ranks, which get an error."""
+        if len(parts) == self.size:
+            return
+        message = f"{name}: found {len(parts)} parts, expected one for each of {self.size} ranks"
         if self.size > 1:
             self._arrivals.end_operation(self._arrivals.own_verdict([], message))
         raise ValueError(message)

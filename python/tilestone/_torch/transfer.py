@@ -89,17 +89,17 @@ class Transfer:
             self._land(fragment, landed)
         return buffers
 
-    def broadcast(self, data: bytes, size: int, root: int, end: float) -> bytes:
-        """Returns the `size` bytes that are `data` on rank `root`."""
+    def broadcast(self, data: bytes, size: int, end: float) -> bytes:
+        """Returns the `size` bytes that are `data` on rank 0."""
         rank = dist.get_rank(self._group)
-        buffer = bytearray(data) if rank == root else bytearray(size)
+        buffer = bytearray(data) if rank == 0 else bytearray(size)
         for begin in range(0, size, self._fragment_bytes):
             fragment = self._view(buffer, begin)
             moving = fragment.to(self.device)
-            source = dist.get_global_rank(self._group, root)
+            source = dist.get_global_rank(self._group, 0)
             work = dist.broadcast(moving, source, group=self._group, async_op=True)
-            self._wait("broadcast", [root] if rank != root else [], work, end)
-            if rank != root:
+            self._wait("broadcast", [0] if rank != 0 else [], work, end)
+            if rank != 0:
                 self._land(fragment, moving)
         return bytes(buffer)
 

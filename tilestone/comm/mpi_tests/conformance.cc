@@ -94,7 +94,7 @@ TEST(Mpi, LateSenderOfALongMessageGetsRidOfIt) {
   if (world.rank() != late) {
     const double seconds = world.rank() == 0 ? 0.5 : 120;
     const auto gather = [&] {
-      world.gather(mine, 0, Deadline::after(std::chrono::duration<double>(seconds)));
+      world.gather(mine, Deadline::after(std::chrono::duration<double>(seconds)));
     };
     if (world.rank() == 0) {
       EXPECT_THROW(gather(), Error);
@@ -104,7 +104,7 @@ TEST(Mpi, LateSenderOfALongMessageGetsRidOfIt) {
   }
   all_ranks();
   if (world.rank() == late) {
-    EXPECT_NO_THROW(world.gather(mine, 0, Deadline::after(std::chrono::seconds(120))));
+    EXPECT_NO_THROW(world.gather(mine, Deadline::after(std::chrono::seconds(120))));
   }
   comm_testing::check_random_operations(world, 5, 20);
 }
@@ -231,7 +231,7 @@ int use_inherited(Communicator inherited) {
   const Deadline minute = Deadline::after(std::chrono::seconds(60));
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::function<void()>> uses = {
-      [&] { inherited.gather(to_bytes("x"), 0, minute); },
+      [&] { inherited.gather(to_bytes("x"), minute); },
       [&] { inherited.all_to_all(std::vector<Bytes>(inherited.size()), minute); },
       [&] { mpi_world(minute); },
   };
@@ -271,7 +271,7 @@ TEST(Mpi, ACommunicatorMayGoBeforeTheOthersAreDoneWithTheirs) {
   const Communicator world = mpi_world();
   {
     const Communicator brief = mpi_world();
-    brief.gather(to_bytes("x"), 0, Deadline::after(std::chrono::seconds(120)));
+    brief.gather(to_bytes("x"), Deadline::after(std::chrono::seconds(120)));
   }
   all_ranks();
   comm_testing::check_random_operations(world, 8, 10);

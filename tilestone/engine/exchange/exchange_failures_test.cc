@@ -154,17 +154,17 @@ TEST(FailingOwner, ARankThatHangsWhileReadingIsNamed) {
 class DyingComm final : public RelayComm {
  public:
   DyingComm(Communicator comm, int lives) : RelayComm(std::move(comm)), lives_(lives) {}
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
     live();
-    return comm_.gather(mine, root, deadline);
+    return comm_.gather(mine, deadline);
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
     live();
-    return comm_.scatter(std::move(parts), root, deadline);
+    return comm_.scatter(std::move(parts), deadline);
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+  Bytes broadcast(ByteView mine, Deadline deadline) override {
     live();
-    return comm_.broadcast(mine, root, deadline);
+    return comm_.broadcast(mine, deadline);
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
     if (--lives_ < 0) dead_ = true;

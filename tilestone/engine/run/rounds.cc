@@ -115,7 +115,7 @@ Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
 
 Bytes Rounds::broadcast(ByteView bytes, Deadline deadline) {
   if (comm_.size() == 1) return Bytes(bytes.begin(), bytes.end());
-  return in_step([&] { return comm_.broadcast(bytes, 0, deadline); });
+  return in_step([&] { return comm_.broadcast(bytes, deadline); });
 }
 
 Rounds::RoundResult Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
@@ -132,7 +132,7 @@ std::optional<Error> Rounds::gather(std::string_view phase, const RoundResult& m
                                     Deadline deadline, std::vector<Bytes>& payloads) {
   try {
     // A rank that is late still sends its message, because the coordinator may be waiting for it.
-    payloads = comm_.gather(encode(mine.error, mine.answer), 0,
+    payloads = comm_.gather(encode(mine.error, mine.answer),
                             comm_.is_coordinator() ? deadline : deadline_);
     return std::nullopt;
   } catch (const Error& error) {
@@ -181,7 +181,7 @@ void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages,
   const bool brief = last && interrupted();
   try {
     if (last || own.error) call_.announce_last();
-    comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
+    comm_.scatter(std::move(messages), brief ? Deadline::after(kBrief) : deadline_);
   } catch (const Error& raised) {
     if (!last) end_if_interrupted();
     if (raised.cause()) {  // the caller's code threw it while this rank waited
@@ -204,7 +204,7 @@ Rounds::RoundResult Rounds::receive_outcome(std::string_view phase,
                                             const FindAnswer& find) {
   Bytes message;
   try {
-    message = comm_.scatter({}, 0, deadline_);
+    message = comm_.scatter({}, deadline_);
   } catch (const Error& raised) {
     if (last) static_cast<void>(deadline_.expired());  // throws the interrupt's reason
     end_if_interrupted();

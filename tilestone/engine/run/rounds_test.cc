@@ -34,8 +34,8 @@ std::vector<Bytes> no_answers(std::vector<Bytes>) { return {}; }
 class LosesAnOutcome final : public RelayComm {
  public:
   using RelayComm::RelayComm;
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    Bytes part = comm_.scatter(std::move(parts), root, deadline);
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
+    Bytes part = comm_.scatter(std::move(parts), deadline);
     if (rank() == 0 && ++scatters_ == 1) {
       throw Error(ErrorCode::kTimeout, "rank 2 took nothing").with_rank(2);
     }
@@ -61,13 +61,13 @@ class ThrowsWhileWaiting final : public RelayComm {
  public:
   ThrowsWhileWaiting(Communicator comm, bool in_gather)
       : RelayComm(std::move(comm)), in_gather_(in_gather) {}
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+  std::vector<Bytes> gather(ByteView mine, Deadline deadline) override {
     if (in_gather_) stop();
-    return comm_.gather(mine, root, deadline);
+    return comm_.gather(mine, deadline);
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
     if (!in_gather_) stop();
-    return comm_.scatter(std::move(parts), root, deadline);
+    return comm_.scatter(std::move(parts), deadline);
   }
 
  private:

@@ -27,8 +27,8 @@ class LosesTheCoordinator final : public RelayComm {
  public:
   LosesTheCoordinator(Communicator comm, std::function<bool()> has_ended)
       : RelayComm(std::move(comm)), has_ended_(std::move(has_ended)) {}
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    Bytes part = comm_.scatter(std::move(parts), root, deadline);
+  Bytes scatter(std::vector<Bytes> parts, Deadline deadline) override {
+    Bytes part = comm_.scatter(std::move(parts), deadline);
     if (rank() != 0 && has_ended_()) throw Error(ErrorCode::kRankFailed, "the store is gone");
     return part;
   }
