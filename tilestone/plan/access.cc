@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -77,7 +76,6 @@ class ReplicaFinder final : public PlanSink {
 class Access final : public PlanSink {
  public:
   void add(ByteView plan) {
-    tensor_index_ = 0;
     chunk_index_ = 0;
     decoder_.decode(plan, *this);
     ++rank_;
@@ -85,13 +83,13 @@ class Access final : public PlanSink {
 
   void check(std::span<const ByteView> plans) {
     std::vector<Listing> scratch;
-    for (Tensor& tensor : tensors_) {
+    for (Tensor& tensor : tensors_.all()) {
       if (tensor.has_elements()) check(tensor, scratch, plans);
     }
     objects_.check();
-    for (const Tensor& tensor : tensors_) {
+    for (const Tensor& tensor : tensors_.all()) {
       if (const auto rank = objects_.first_rank_of_grid(tensor.key())) {
-        refuse_as_both(tensor.key(), *rank, tensor.first_rank());
+        planner::refuse_as_both(tensor.key(), *rank, tensor.first_rank());
       }
     }
   }
@@ -101,81 +99,44 @@ class Access final : public PlanSink {
   void holder_set(std::vector<int>) override {}
   void chunk(const PlanChunk& chunk) override;
   void object(const PlanObject& object) override;
-  void add_tensor(const PlanTensor& tensor);
-  [[noreturn]] static void refuse_as_both(const std::string& key, uint32_t one, uint32_t other);
   static void check(Tensor& tensor, std::vector<Listing>& scratch, std::span<const ByteView> plans);
   [[noreturn]] static void refuse(const Tensor& tensor, const TilingFault& fault,
                                   std::span<const ByteView> plans);
 
   PlanDecoder decoder_;
-  std::vector<Tensor> tensors_;
+  planner::TensorTable tensors_;
   std::vector<uint32_t> common_ranks_;  // by tensor: the first rank that lists it as common
   std::set<std::pair<uint32_t, std::string>> seen_;  // (tensor, box) of unknown replicas
-  std::unordered_map<std::string, uint32_t> ids_;
   AccessObjects objects_;
-  // For the rank that is being added. `local_` is kept from the previous rank as a guess.
-  uint32_t rank_ = 0;
+  uint32_t rank_ = 0;  // that is being added
   uint32_t chunk_index_ = 0;
-  size_t tensor_index_ = 0;
-  std::vector<uint32_t> local_;
 };
 
 void Access::tensor_table(const std::vector<PlanTensor>& table, bool same) {
-  if (same) return;
-  for (const PlanTensor& tensor : table) add_tensor(tensor);
-}
-
-void Access::add_tensor(const PlanTensor& listed) {
-  if (tensor_index_ == local_.size()) local_.push_back(kNone);
-  uint32_t& id = local_[tensor_index_++];
-  if (id == kNone || tensors_[id].key() != listed.key) {
-    const auto next = static_cast<uint32_t>(tensors_.size());
-    const auto [known, is_new] = ids_.emplace(listed.key, next);
-    id = known->second;
-    if (is_new) {
-      if (const auto other = objects_.first_rank(listed.key)) {
-        refuse_as_both(listed.key, *other, rank_);
-      }
-      tensors_.emplace_back(listed.key, listed.dtype, listed.global_shape, rank_);
-      common_ranks_.push_back(kNone);
-    }
-  }
-  const Tensor& other = tensors_[id];
-  if (other.dtype() == listed.dtype && other.shape() == listed.global_shape) return;
-  throw Error(ErrorCode::kMismatch, "ranks disagree on a tensor: " + rank_text(other.first_rank()) +
-                                        " has " + described(other.dtype(), other.shape()) + ", " +
-                                        rank_text(rank_) + " has " +
-                                        described(listed.dtype, listed.global_shape))
-      .with_key(listed.key);
-}
-
-void Access::refuse_as_both(const std::string& key, uint32_t one, uint32_t other) {
-  throw Error(ErrorCode::kMismatch, "the key is used for a tensor and for an object, on " +
-                                        rank_text(std::min(one, other)) + " and on " +
-                                        rank_text(std::max(one, other)))
-      .with_key(key);
+  tensors_.add(table, same, rank_, [&](const Tensor& tensor) {
+    const auto other = objects_.first_rank(tensor.key());
+    if (other) planner::refuse_as_both(tensor.key(), *other, rank_);
+    common_ranks_.push_back(kNone);
+  });
 }
 
 void Access::chunk(const PlanChunk& chunk) {
-  constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index_++;
-  if (chunk.tensor + kAhead < local_.size()) tensors_[local_[chunk.tensor + kAhead]].prefetch();
+  Tensor& tensor = tensors_.of_plan(chunk.tensor);
   if (!chunk.main_replica) return;
-  const uint32_t id = local_[chunk.tensor];
+  const uint32_t id = tensors_.id(chunk.tensor);
   if (chunk.common) {
     uint32_t& first = common_ranks_[id];
     if (first == kNone) first = rank_;
     if (first != rank_) return;
   }
   if (chunk.unknown_replicas && !seen_.emplace(id, to_string(chunk.box)).second) return;
-  tensors_[id].add(chunk.box, rank_, index);
+  tensor.add(chunk.box, rank_, index);
 }
 
 void Access::object(const PlanObject& object) {
-  const auto tensor = ids_.find(object.key);
-  if (tensor != ids_.end()) {
-    refuse_as_both(object.key, tensors_[tensor->second].first_rank(), rank_);
-  }
+  const Tensor* const tensor = tensors_.find(object.key);
+  if (tensor != nullptr) planner::refuse_as_both(object.key, tensor->first_rank(), rank_);
   objects_.add(object, rank_);
 }
 

@@ -105,37 +105,19 @@ class ReceiptMerger {
           {std::move(chunk.box), location(receipt, chunk.at, metadata_.tensors[t].key)});
       ranks_[t].push_back(receipt.rank);
     }
-    for (Receipt::Chunk& copy : receipt.copies) add_copy(receipt, copy, tensors.at(copy.tensor));
+    for (Receipt::Chunk& copy : receipt.copies) {
+      const std::string& key = metadata_.tensors[tensors.at(copy.tensor)].key;
+      copies_.push_back({key, std::move(copy.box), location(receipt, copy.at, key), receipt.rank});
+    }
     for (Receipt::Object& object : receipt.objects) add(receipt, object);
-    for (Receipt::Object& copy : receipt.object_copies) add_object_copy(receipt, copy);
+    for (Receipt::Object& copy : receipt.object_copies) {
+      const ItemLocation at = location(receipt, copy.at, copy.key);
+      object_copies_.push_back({std::move(copy.key), {}, at, receipt.rank});
+    }
     add_keys(metadata_.dict_keys, receipt.dict_keys);
     for (auto& [tensor, attributes] : receipt.attributes) {
       add_attributes(receipt.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
     }
-  }
-
-  void add_copy(const Receipt& receipt, Receipt::Chunk& copy, uint32_t t) {
-    const std::string& key = metadata_.tensors[t].key;
-    if (policy_ == CopyPolicy::kRefuse) {
-      throw Error(ErrorCode::kInvalidArgument, rank_text(receipt.rank) + " reports a copy of box " +
-                                                   to_string(copy.box) +
-                                                   ", but this save does not accept copies")
-          .with_key(key)
-          .with_rank(receipt.rank);
-    }
-    copies_.push_back({key, std::move(copy.box), location(receipt, copy.at, key), receipt.rank});
-  }
-
-  void add_object_copy(const Receipt& receipt, Receipt::Object& copy) {
-    if (policy_ == CopyPolicy::kRefuse) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  rank_text(receipt.rank) +
-                      " reports a copy of an object, but this save does not accept copies")
-          .with_key(copy.key)
-          .with_rank(receipt.rank);
-    }
-    const ItemLocation at = location(receipt, copy.at, copy.key);
-    object_copies_.push_back({std::move(copy.key), {}, at, receipt.rank});
   }
 
   // Contents are not compared here. Ranks may have different objects under one key; the lowest

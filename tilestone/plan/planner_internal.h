@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tilestone/base/error.h"
@@ -68,6 +70,35 @@ class Tensor {
   uint32_t first_rank_;
   std::vector<Listing> listings_;
 };
+
+// The tensors that the ranks list, rank by rank.
+class TensorTable {
+ public:
+  // Called with each tensor that no rank has listed before.
+  using Added = std::function<void(const Tensor& tensor)>;
+
+  // The tensors of the next rank's plan. `same`: they are those of the rank before. Throws
+  // Error(kMismatch) if two ranks disagree on one.
+  void add(const std::vector<PlanTensor>& plan, bool same, uint32_t rank, const Added& added);
+  // Of that plan: the number of a tensor among all(), and the tensor.
+  uint32_t id(uint32_t listed) const { return ids_[listed]; }
+  Tensor& of_plan(uint32_t listed) {
+    constexpr size_t kAhead = 8;  // tensors
+    if (listed + kAhead < ids_.size()) all_[ids_[listed + kAhead]].prefetch();
+    return all_[ids_[listed]];
+  }
+  std::vector<Tensor>& all() { return all_; }
+  const std::vector<Tensor>& all() const { return all_; }
+  const Tensor* find(const std::string& key) const;  // null: no rank lists it
+
+ private:
+  std::vector<Tensor> all_;
+  std::unordered_map<std::string, uint32_t> by_key_;
+  std::vector<uint32_t> ids_;  // of the plan that was added last
+};
+
+// Throws Error(kMismatch): one rank has a tensor, another one an object under the key.
+[[noreturn]] void refuse_as_both(const std::string& key, uint32_t one, uint32_t other);
 
 // Which chunks the ranks own: one bit for each chunk, so that the bits of all ranks fit a cache.
 class OwnedChunks {

@@ -6,6 +6,7 @@
 #include "tilestone/base/radix_sort.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/planner_internal.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone::planner {
 namespace {
@@ -86,6 +87,44 @@ std::span<const Listing> Tensor::group(size_t begin) const {
   size_t end = begin + 1;
   while (end < listings_.size() && listings_[end].same_box(listings_[begin])) ++end;
   return std::span(listings_).subspan(begin, end - begin);
+}
+
+void TensorTable::add(const std::vector<PlanTensor>& plan, bool same, uint32_t rank,
+                      const Added& added) {
+  if (same) return;
+  ids_.resize(plan.size(), kNone);
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const PlanTensor& listed = plan[i];
+    uint32_t& id = ids_[i];  // most ranks list the same tensors as the previous one
+    if (id == kNone || all_[id].key() != listed.key) {
+      const auto next = static_cast<uint32_t>(all_.size());
+      const auto [known, is_new] = by_key_.emplace(listed.key, next);
+      id = known->second;
+      if (is_new) {
+        all_.emplace_back(listed.key, listed.dtype, listed.global_shape, rank);
+        added(all_.back());
+      }
+    }
+    const Tensor& other = all_[id];
+    if (other.dtype() == listed.dtype && other.shape() == listed.global_shape) continue;
+    throw Error(ErrorCode::kMismatch,
+                "ranks disagree on a tensor: " + rank_text(other.first_rank()) + " has " +
+                    described(other.dtype(), other.shape()) + ", " + rank_text(rank) + " has " +
+                    described(listed.dtype, listed.global_shape))
+        .with_key(listed.key);
+  }
+}
+
+const Tensor* TensorTable::find(const std::string& key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : &all_[found->second];
+}
+
+void refuse_as_both(const std::string& key, uint32_t one, uint32_t other) {
+  throw Error(ErrorCode::kMismatch, "the key is used for a tensor and for an object, on " +
+                                        rank_text(std::min(one, other)) + " and on " +
+                                        rank_text(std::max(one, other)))
+      .with_key(key);
 }
 
 void OwnedChunks::make_room() {

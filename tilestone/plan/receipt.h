@@ -106,12 +106,10 @@ Receipt joined_receipts(Receipt first, Receipt second);
 // dict's key is neither text nor int, or if values are nested deeper than 16 levels.
 uint64_t attribute_bytes(const Attributes& attributes);
 
-// How a merge treats elements that were written twice.
+// How a merge treats elements that were written twice. Copies in receipts go to Metadata::copies.
 enum class CopyPolicy : uint8_t {
-  kRefuse,  // receipts must not have copies, and no element may be written twice
-  kNoted,   // copies in receipts go to Metadata::copies; otherwise as kRefuse
-  kAccept,  // of chunks with the same box, the lowest rank's is used; the others and the copies
-            // in receipts go to Metadata::copies
+  kNoted,   // no element may be written twice
+  kAccept,  // of chunks with the same box, the lowest rank's is used, and the others are copies
 };
 
 // Checks the receipts and makes the checkpoint's metadata. The receipts must be from one save (all
@@ -121,13 +119,13 @@ enum class CopyPolicy : uint8_t {
 // without elements. Throws, naming key, box and ranks:
 //  kInvalidArgument - the receipts are from several saves, a rank is missing or has two receipts,
 //  two
-//      files have the same name, an item is outside its file, or a copy is not accepted or is in
-//      the same file as its original;
+//      files have the same name, an item is outside its file, or a copy is in the same file as its
+//      original;
 //  kMismatch - ranks disagree on a key's dtype, shape or attribute, or on whether it is a tensor or
 //      an object; the declared holders of shards don't have the same; or a copy's payload has a
 //      different checksum than its chunk's: per-rank data under one key;
 //  kCoverage - an element was not written or was written twice, an object was written twice, or a
 //      copy has no chunk with its box or no object with its key.
-Metadata merge_receipts(std::vector<Receipt> receipts, CopyPolicy copies = CopyPolicy::kRefuse);
+Metadata merge_receipts(std::vector<Receipt> receipts, CopyPolicy copies = CopyPolicy::kNoted);
 
 }  // namespace tilestone

@@ -135,8 +135,9 @@ class SavePlanner {
   ~SavePlanner();
 
   // Call once for each rank with its LocalSavePlan::encode(); throws Error(kInvalidArgument)
-  // otherwise, and Error(kCorrupt) for other bytes. Problems between plans are reported by
-  // finish().
+  // otherwise, and Error(kCorrupt) for other bytes. Throws, naming key and both ranks: kMismatch if
+  // two ranks disagree on a key's dtype or global shape, or on whether it is a tensor or an object;
+  // kInvalidArgument if an object has several main replicas.
   void add_encoded(int rank, ByteView plan);
   // Sets the ranks whose chunks `rank` copies if it holds them too. Without this call it copies
   // nothing. Call before adding the rank. Throws what checked_group() throws.
@@ -144,10 +145,8 @@ class SavePlanner {
 
   // Validates the plans of all ranks together and assigns. Call once. Throws, naming key, box and
   // both ranks:
-  //  kMismatch - two ranks disagree on a key's dtype or global shape, or on whether it is a tensor
-  //      or an object;
   //  kCoverage - two ranks' boxes overlap without being equal, or no rank holds some elements;
-  //  kInvalidArgument - a rank was not added, or an object has no main replica or several.
+  //  kInvalidArgument - a rank was not added, or an object has no main replica.
   std::vector<Assignment> finish();
 
   // What follows is valid after finish().

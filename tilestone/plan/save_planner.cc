@@ -65,9 +65,7 @@ struct SavePlanner::State final : PlanSink {
   void holder_set(std::vector<int> ranks) override;
   void chunk(const PlanChunk& listed) override;
   void object(const PlanObject& listed) override;
-  void tensor(const PlanTensor& tensor);
   void note_holders(uint32_t index, uint32_t set);
-  void note(ErrorCode code, std::string problem, const std::string& key);
 
   void check_all_added() const;
   void assign_tensor(uint32_t id);
@@ -87,8 +85,7 @@ struct SavePlanner::State final : PlanSink {
   void give(const Listing& listing, uint64_t bytes);
   void note_copies(std::span<const Listing> group, uint32_t owner);
 
-  std::vector<Tensor> tensors;
-  std::unordered_map<std::string, uint32_t> tensor_ids;
+  planner::TensorTable tensors;
   std::vector<bool> added;
   std::map<std::vector<int>, uint32_t> set_ids;
   std::vector<const std::vector<int>*> sets;  // keys of set_ids
@@ -97,7 +94,6 @@ struct SavePlanner::State final : PlanSink {
   std::vector<std::vector<uint32_t>> chunk_holders;
   Contents contents;
   std::unordered_map<std::string, Object> objects;
-  std::optional<Error> first_problem;
   std::map<uint32_t, std::vector<int>> groups;  // by rank: whose chunks it copies, ascending
 
   // Used by finish().
@@ -109,54 +105,19 @@ struct SavePlanner::State final : PlanSink {
   std::vector<Listing> scratch;
 
   PlanDecoder decoder;
-  // For the rank that is being added, by the rank's own indices. local_tensors is kept from the
-  // previous rank as a guess.
+  // For the rank that is being added, by the rank's own indices.
   uint32_t rank = 0;
-  size_t tensor_index = 0;
   uint32_t chunk_index = 0;
   uint32_t object_index = 0;
-  std::vector<uint32_t> local_tensors;
   std::vector<uint32_t> local_sets;
 };
 
-void SavePlanner::State::note(ErrorCode code, std::string problem, const std::string& key) {
-  if (!first_problem) first_problem = Error(code, std::move(problem)).with_key(key);
-}
-
-// If `same`, local_tensors is already right from the previous rank.
 void SavePlanner::State::tensor_table(const std::vector<PlanTensor>& table, bool same) {
-  if (same) {
-    tensor_index = table.size();
-    return;
-  }
-  for (const PlanTensor& listed : table) tensor(listed);
-}
-
-void SavePlanner::State::tensor(const PlanTensor& tensor) {
-  if (tensor_index == local_tensors.size()) local_tensors.push_back(kNone);
-  // Most ranks list the same tensors as the previous rank.
-  uint32_t& id = local_tensors[tensor_index++];
-  if (id == kNone || tensors[id].key() != tensor.key) {
-    const auto next = static_cast<uint32_t>(tensors.size());
-    const auto [known, is_new] = tensor_ids.emplace(tensor.key, next);
-    id = known->second;
-    if (is_new) tensors.emplace_back(tensor.key, tensor.dtype, tensor.global_shape, rank);
-    const auto object = objects.find(tensor.key);
-    if (is_new && object != objects.end()) {
-      note(ErrorCode::kMismatch,
-           rank_text(rank) + " has a tensor under the key of an object of " +
-               rank_text(object->second.first_rank),
-           tensor.key);
-    }
-  }
-  const Tensor& other = tensors[id];
-  if (other.dtype() != tensor.dtype || other.shape() != tensor.global_shape) {
-    note(ErrorCode::kMismatch,
-         "two ranks disagree on a tensor: " + rank_text(other.first_rank()) + " has " +
-             described(other.dtype(), other.shape()) + ", " + rank_text(rank) + " has " +
-             described(tensor.dtype, tensor.global_shape),
-         tensor.key);
-  }
+  tensors.add(table, same, rank, [&](const Tensor& tensor) {
+    const auto object = objects.find(tensor.key());
+    if (object == objects.end()) return;
+    planner::refuse_as_both(tensor.key(), object->second.first_rank, rank);
+  });
 }
 
 void SavePlanner::State::holder_set(std::vector<int> ranks) {
@@ -168,14 +129,9 @@ void SavePlanner::State::holder_set(std::vector<int> ranks) {
 
 // The box lies inside the tensor in the rank's table.
 void SavePlanner::State::chunk(const PlanChunk& listed) {
-  constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index++;
   contents.add_chunk(rank, index, listed.content);
-  if (first_problem) return;  // the merged tensor may have another shape; planning fails anyway
-  if (listed.tensor + kAhead < tensor_index) {
-    tensors[local_tensors[listed.tensor + kAhead]].prefetch();
-  }
-  Tensor& tensor = tensors[local_tensors[listed.tensor]];
+  Tensor& tensor = tensors.of_plan(listed.tensor);
   if (!tensor.add(listed.box, rank, index)) {
     if (tensor.has_elements() || tensor.empty_rank <= rank) return;
     tensor.empty_rank = rank;
@@ -201,27 +157,21 @@ void SavePlanner::State::object(const PlanObject& listed) {
   if (is_new) {
     object.common = listed.common;
     object.first_rank = rank;
-    const auto tensor = tensor_ids.find(listed.key);
-    if (tensor != tensor_ids.end()) {
-      note(ErrorCode::kMismatch,
-           rank_text(rank) + " has an object under the key of a tensor of " +
-               rank_text(tensors[tensor->second].first_rank()),
-           listed.key);
-    }
+    const Tensor* const tensor = tensors.find(listed.key);
+    if (tensor != nullptr) planner::refuse_as_both(listed.key, tensor->first_rank(), rank);
   } else if (object.common != listed.common) {
-    note(ErrorCode::kMismatch,
-         rank_text(object.first_rank) + " and " + rank_text(rank) +
-             " disagree on whether an object is common to all ranks",
-         listed.key);
+    throw Error(ErrorCode::kMismatch, rank_text(object.first_rank) + " and " + rank_text(rank) +
+                                          " disagree on whether an object is common to all ranks")
+        .with_key(listed.key);
   }
   if (object.common ? object.writer != kNone && object.writer <= rank : !listed.main_replica) {
     return;
   }
   if (!object.common && object.writer != kNone) {
-    note(ErrorCode::kInvalidArgument,
-         "an object has two main replicas, on " + rank_text(object.writer) + " and on " +
-             rank_text(rank),
-         listed.key);
+    throw Error(ErrorCode::kInvalidArgument, "an object has two main replicas, on " +
+                                                 rank_text(object.writer) + " and on " +
+                                                 rank_text(rank))
+        .with_key(listed.key);
   }
   object.writer = rank;
   object.index = index;
@@ -296,7 +246,7 @@ void SavePlanner::State::contest(std::span<const Listing> group) {
 
 // Checks a tensor, assigns the chunks that only one rank lists and adds the others to `waiting`.
 void SavePlanner::State::assign_tensor(uint32_t id) {
-  Tensor& tensor = tensors[id];
+  Tensor& tensor = tensors.all()[id];
   tensor.sort(scratch);
   const bool runs = tensor.is_tiled_by_runs();
   chunks.boxes.clear();
@@ -324,14 +274,15 @@ void SavePlanner::State::assign_chunk(uint32_t id, size_t begin, std::span<const
                          [](const Listing& a, const Listing& b) { return a.rank == b.rank; });
   if (twice != group.end()) {
     throw Error(ErrorCode::kInvalidArgument, rank_text(twice->rank) + " lists box " +
-                                                 to_string(tensors[id].box(*twice)) + " twice")
-        .with_key(tensors[id].key());
+                                                 to_string(tensors.all()[id].box(*twice)) +
+                                                 " twice")
+        .with_key(tensors.all()[id].key());
   }
   const uint32_t holders = common_holders(group);
   if (holders == PlanChunk::kUnknown && is_contested(group)) {
     contest(group);
   } else if (contents.are_known(group)) {
-    contents.compare(tensors[id].key(), group);
+    contents.compare(tensors.all()[id].key(), group);
     give(group.front(), bytes);
     return note_copies(group, group.front().rank);
   }
@@ -353,10 +304,11 @@ void SavePlanner::State::check_objects() const {
 
 // Largest first, then by key and box.
 void SavePlanner::State::sort_waiting() {
-  std::vector<uint32_t> order(tensors.size());
+  std::vector<uint32_t> order(tensors.all().size());
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](uint32_t a, uint32_t b) { return tensors[a].key() < tensors[b].key(); });
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return tensors.all()[a].key() < tensors.all()[b].key();
+  });
   std::vector<uint32_t> position(order.size());
   for (uint32_t i = 0; i < order.size(); ++i) position[order[i]] = i;
   std::sort(waiting.begin(), waiting.end(), [&](const Waiting& a, const Waiting& b) {
@@ -373,7 +325,7 @@ void SavePlanner::State::assign_by_rule() {
     auto& balance = balances[w.holders];
     if (!balance) balance.emplace(*sets[w.holders]);
     const auto owner = static_cast<uint32_t>(balance->give(w.bytes));
-    const std::span<const Listing> group = tensors[w.tensor].group(w.begin);
+    const std::span<const Listing> group = tensors.all()[w.tensor].group(w.begin);
     const auto listing = std::lower_bound(
         group.begin(), group.end(), owner,
         [](const Listing& candidate, uint32_t wanted) { return candidate.rank < wanted; });
@@ -397,7 +349,7 @@ void SavePlanner::State::assign_with_copies() {
   }
   std::vector<uint64_t> owned_bytes = load;  // by rank
   for (const Waiting& w : waiting) {
-    const std::span<const Listing> listed = tensors[w.tensor].group(w.begin);
+    const std::span<const Listing> listed = tensors.all()[w.tensor].group(w.begin);
     std::map<uint64_t, Holders> holders;  // by group; a rank without one is alone
     for (const Listing& listing : listed) {
       const uint32_t group = group_of[listing.rank];
@@ -422,7 +374,7 @@ void SavePlanner::State::assign_with_copies() {
 void SavePlanner::State::assign_shared() {
   for (const Waiting& w : waiting) {
     if (w.holders != PlanChunk::kUnknown) continue;
-    const std::span<const Listing> group = tensors[w.tensor].group(w.begin);
+    const std::span<const Listing> group = tensors.all()[w.tensor].group(w.begin);
     const Listing& least = *std::min_element(
         group.begin(), group.end(),
         [&](const Listing& a, const Listing& b) { return load[a.rank] < load[b.rank]; });
@@ -432,7 +384,7 @@ void SavePlanner::State::assign_shared() {
 }
 
 void SavePlanner::State::assign_empty() {
-  for (const Tensor& tensor : tensors) {
+  for (const Tensor& tensor : tensors.all()) {
     if (tensor.empty_rank == kNone) continue;
     owned.set(tensor.empty_rank, tensor.empty_chunk);
   }
@@ -482,7 +434,6 @@ void SavePlanner::begin(int rank) {
                 "the plan of rank " + std::to_string(rank) + " is added twice");
   }
   state.added[state.rank] = true;
-  state.tensor_index = 0;
   state.chunk_index = 0;
   state.object_index = 0;
   state.local_sets.clear();
@@ -512,10 +463,9 @@ void SavePlanner::set_group(int rank, const std::vector<int>& group) {
 std::vector<Assignment> SavePlanner::finish() {
   State& state = *state_;
   state.check_all_added();
-  if (state.first_problem) throw *state.first_problem;
   state.load.assign(state.added.size(), 0);
   state.owned.make_room();
-  for (uint32_t id = 0; id < state.tensors.size(); ++id) state.assign_tensor(id);
+  for (uint32_t id = 0; id < state.tensors.all().size(); ++id) state.assign_tensor(id);
   state.check_objects();
   state.sort_waiting();
   if (state.groups.empty()) {

@@ -21,7 +21,7 @@ namespace tilestone::engine {
 struct SaveToIndex {
   std::vector<Receipt> receipts;   // by rank
   std::span<const Bytes> encoded;  // encoded[i] is the result of receipts[i].encode()
-  CopyPolicy copies = CopyPolicy::kRefuse;
+  CopyPolicy copies = CopyPolicy::kNoted;
   std::string save_id = {};
   std::string writer = {};                             // "Tilestone 0.1.0"
   std::map<std::string, std::string> attributes = {};  // of the checkpoint

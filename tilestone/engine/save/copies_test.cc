@@ -71,7 +71,7 @@ Written with_copy() {
 }
 
 // Publishes as the coordinator of that save does.
-void publish(const std::shared_ptr<Storage>& storage, const Written& written, CopyPolicy policy) {
+void publish(const std::shared_ptr<Storage>& storage, const Written& written) {
   engine::Transaction transaction(storage, torch_dist_format(), pytorch_dialect(), written.save_id,
                                   false);
   transaction.begin(Deadline::never());
@@ -82,16 +82,15 @@ void publish(const std::shared_ptr<Storage>& storage, const Written& written, Co
   }
   std::vector<Bytes> encoded;
   for (const Receipt& receipt : written.receipts) encoded.push_back(receipt.encode());
-  transaction.prepare(
-      {.save = {.receipts = written.receipts, .encoded = encoded, .copies = policy}, .threads = 1},
-      Deadline::never());
+  transaction.prepare({.save = {.receipts = written.receipts, .encoded = encoded}, .threads = 1},
+                      Deadline::never());
   transaction.commit(Deadline::never());
   transaction.clean();
 }
 
 FileImage published() {
   const auto storage = memory_storage();
-  publish(storage, with_copy(), CopyPolicy::kAccept);
+  publish(storage, with_copy());
   return memory_image(*storage);
 }
 
@@ -108,19 +107,6 @@ TEST(Copies, AreFoundByOpenAndUnknownToTheIndexAndToLoads) {
   EXPECT_THAT(std::string(as_text(image.at(".metadata"))), testing::Not(HasSubstr(file)));
   image.erase(file);
   expect_rows(Location(memory_storage(image)), 1, 2);
-}
-
-TEST(Copies, AreRefusedUnlessTheCommitAcceptsThem) {
-  const auto storage = memory_storage();
-  try {
-    publish(storage, with_copy(), CopyPolicy::kRefuse);
-    ADD_FAILURE() << "published";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_EQ(error.key(), "w");
-    EXPECT_EQ(error.rank(), 1);
-  }
-  EXPECT_FALSE(storage->stat(".metadata"));
 }
 
 TEST(Copies, AreVerifiedLikeOtherItems) {

@@ -170,7 +170,6 @@ SaveToIndex save_to_index(PlannedShare& planned, std::vector<Receipt> receipts,
   }
   return {.receipts = std::move(receipts),
           .encoded = encoded,
-          .copies = share.options.copies ? CopyPolicy::kNoted : CopyPolicy::kRefuse,
           .attributes = all_attributes(share.options),
           .of_dialect = std::exchange(planned.of_dialect, std::nullopt).value(),
           .replicas = std::move(planned.replicas),
