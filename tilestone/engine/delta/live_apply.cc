@@ -242,8 +242,8 @@ class InPlace {
   Rounds rounds_;
   ThreadPool threads_;
   std::vector<DeltaFile> deltas_;    // the newest first
-  std::vector<DeltaShard> targets_;  // by key
   std::optional<Error> broken_;      // why no more of them are there
+  std::vector<DeltaShard> targets_;  // by key
   std::vector<bool> may_be_tied_;
   std::set<size_t> unsummed_;  // those whose sums are not of what they are now
 };
