@@ -201,13 +201,17 @@ class RunDirectory {
   Removed remove(const StepInfo& seen) const;
   // Ends removals of steps that were killed, also the hidden folders that older builds have left.
   void end_removals() const;
+  // Removes what pruning and saves that were killed have left: what end_removals() ends, and the
+  // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
+  // are logged.
+  void remove_remains(uint64_t below) const;
   // Leaves the hint of a step that was saved. Failures are logged.
   void note(uint64_t saved) const;
   // The same. Then removes the durable steps that `keep` does not keep (steps_to_prune), and
   // remains, and in kept steps that are not in `known` what a save that was killed had replaced.
   // Does nothing, with a warning, unless `saved` is durable. Failures are logged. Returns the
-  // removed steps. `known`: what looks at durable steps have found, by name; filled, so that
-  // each checkpoint is looked at once.
+  // removed steps. `known`: what looks at durable steps have found, by name; filled, so that each
+  // checkpoint is looked at once.
   std::vector<uint64_t> prune(uint64_t saved, const Keep& keep,
                               std::map<std::string, StepInfo>& known) const;
 
@@ -238,8 +242,6 @@ class RunDirectory {
   std::vector<Leftover> leftovers(bool remove, bool force) const;
   bool is_removed(const std::string& name) const;
   void end_removals(const Contents& here) const;
-  // Removes what pruning and saves that were killed have left: what end_removals() ends, and the
-  // files of unfinished steps below `below`, and their folders. What somebody uses stays.
   void remove_remains(const Contents& here, uint64_t below) const;
   void remove_unfinished(const std::string& name) const;
   void remove_replaced(const std::string& name) const;

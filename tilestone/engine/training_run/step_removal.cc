@@ -251,6 +251,8 @@ void RunDirectory::end_removals(const Contents& here) const {
   }
 }
 
+void RunDirectory::remove_remains(uint64_t below) const { remove_remains(contents(), below); }
+
 void RunDirectory::remove_remains(const Contents& here, uint64_t below) const {
   end_removals(here);
   const std::string where = " in " + location_.describe() + " stays";
