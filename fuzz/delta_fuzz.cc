@@ -12,13 +12,13 @@ namespace {
 using namespace tilestone;
 
 void check(ByteView file) {
-  const ByteView first = file.first(std::min<size_t>(file.size(), kDeltaHeaderBegin));
-  const uint64_t length = delta_header_length(first, file.size(), "f");
-  const auto header = parse_delta_header(file.subspan(kDeltaHeaderBegin, length), file.size(), "f");
+  constexpr uint64_t kBegin = safetensors::kLengthBytes;
+  const ByteView first = file.first(std::min<size_t>(file.size(), kBegin));
+  const uint64_t length = safetensors::header_length(first, file.size(), "f");
+  const auto header = parse_delta_header(file.subspan(kBegin, length), file.size(), "f");
   if (!header.index) return;
   const Bytes again = write_delta_header({}, &*header.index);
-  const auto same =
-      parse_delta_header(ByteView(again).subspan(kDeltaHeaderBegin), again.size(), "f");
+  const auto same = parse_delta_header(ByteView(again).subspan(kBegin), again.size(), "f");
   if (same.index->tensors.size() != header.index->tensors.size()) abort();
   for (size_t i = 0; i < same.index->tensors.size(); ++i) {
     const DeltaTensor &a = header.index->tensors[i], &b = same.index->tensors[i];

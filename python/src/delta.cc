@@ -1,5 +1,4 @@
 // Deltas between versions of weights.
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -80,20 +79,14 @@ DeltaReport save_live(const nb::callable& prepare, const nb::bytes& path, nb::ha
   });
 }
 
-// `prepare` returns a LoadRequest, whose arrays are changed. Returns also how many of the deltas,
-// which are the newest first, were applied; None if the arrays are no version, and `whole`, the
-// version before the oldest delta, leads to the newest one.
-std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& prepare,
-                                                           const std::vector<nb::bytes>& paths,
-                                                           nb::handle comm, double seconds,
-                                                           const OpenOptions& options,
-                                                           nb::handle whole) {
+// `prepare` returns a LoadRequest, whose arrays are changed. The deltas are the newest first. None:
+// the arrays are those of no base, as they may be.
+std::optional<DeltaReport> apply_live(const nb::callable& prepare,
+                                      const std::vector<nb::bytes>& paths, nb::handle comm,
+                                      double seconds, const OpenOptions& options,
+                                      bool may_be_other) {
   const Entered entered;
   std::vector<Location> deltas;
-  std::optional<Location> begin;
-  if (!whole.is_none()) {
-    begin.emplace(location_of(nb::cast<nb::bytes>(whole), options.reading.follow_links));
-  }
   for (const nb::bytes& path : paths) {
     deltas.push_back(location_of(path, options.reading.follow_links));
   }
@@ -107,14 +100,14 @@ std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& p
   } else {
     state = &*std::get<BridgedLoad>(made).wanted;
   }
-  const engine::AppliedDelta applied = as_rank_of(
+  const std::optional<DeltaReport> applied = as_rank_of(
       communicator, deltas.at(0), until(deadline, failed), [&](const engine::DeltaCall& call) {
-        return engine::apply_in_place(call, state, deltas, options, begin);
+        return engine::apply_in_place(call, state, deltas, options, may_be_other);
       });
   const auto& asked = std::get<BridgedLoad>(made);
   // Tells the bridge which arrays have been changed.
   from_state(*asked.wanted, nb::borrow(kept_object(asked.original)), asked.bridge, {});
-  return {applied.report, applied.applied};
+  return applied;
 }
 
 void bind_live(nb::module_& m) {
@@ -127,10 +120,10 @@ void bind_live(nb::module_& m) {
                 "bytes, comm: object, seconds: float, base: DeltaBase, from_: bytes | None, "
                 "writes: bool) -> DeltaReport"));
   m.def("apply_live_deltas", &apply_live, "prepare"_a, "paths"_a, "comm"_a.none(), "seconds"_a,
-        "options"_a, "whole"_a.none(),
+        "options"_a, "may_be_other"_a,
         nb::sig("def apply_live_deltas(prepare: collections.abc.Callable[[], LoadRequest], paths: "
                 "collections.abc.Sequence[bytes], comm: object, seconds: float, options: "
-                "OpenOptions, whole: bytes | None) -> tuple[DeltaReport, int | None]"));
+                "OpenOptions, may_be_other: bool) -> DeltaReport | None"));
   m.def(
       "delta_versions",
       [](const nb::bytes& path) {

@@ -61,18 +61,6 @@ ManagedRun managed_run(const nb::bytes& path, uint64_t every, const std::optiona
   return {Location(path_of(path)), RunOptions{every, keep, name, strict, reuse, on_hosts}};
 }
 
-// Runs a manager's call that communicates.
-template <typename Work>
-auto together(nb::handle comm, double seconds, const Work& work) {
-  const Entered entered;
-  const Communicator communicator = to_communicator(comm);
-  return as_rank(communicator.rank(), communicator.size(), [&] {
-    return without_gil([&](const Stop& stop) {
-      return work(communicator, [&] { return end_after(seconds).with_interrupt(stop); });
-    });
-  });
-}
-
 void bind_calls(nb::class_<ManagedRun>& run) {
   run.def(
          "expect_same_steps",

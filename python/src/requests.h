@@ -31,6 +31,19 @@ auto as_rank(int rank, int ranks, const Work& work) {
   }
 }
 
+// Runs what all ranks do together. `work` gets the communicator, and a function that returns when
+// what it begins now has to end.
+template <typename Work>
+auto together(nb::handle comm, double seconds, const Work& work) {
+  const Entered entered;
+  const Communicator communicator = to_communicator(comm);
+  return as_rank(communicator.rank(), communicator.size(), [&] {
+    return without_gil([&](const Stop& stop) {
+      return work(communicator, [&] { return end_after(seconds).with_interrupt(stop); });
+    });
+  });
+}
+
 // Notes in an exception that it came after the save had published its checkpoint, if that is so.
 void say_published(const Raised& raised, const std::optional<SaveResult>& result,
                    const Location& location);

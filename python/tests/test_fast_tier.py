@@ -429,6 +429,22 @@ def test_steps_of_an_unknown_run_do_not_count(
         assert manager.restore(state_of(0))[1] == 1
 
 
+def test_what_keep_has_removed_from_the_run_is_not_copied_there_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+    with tilestone.CheckpointManager(run, keep=tilestone.Keep(last=1)) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+        manager.save(3, state_of(3))
+    assert steps_in(run) == [3] and on_host(fast) == [1, 2]
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 3
+    assert steps_in(run) == [3]
+
+
 def test_a_run_that_goes_back_leaves_its_later_steps(tmp_path: pathlib.Path) -> None:
     run, fast = tmp_path / "run", tmp_path / "fast"
     with manager_of(run, tilestone.Fast(fast, keep=5), drain_every=2) as manager:

@@ -260,18 +260,17 @@ def apply_delta(
 
     versions = json.loads(_agree("apply_delta", group, timeout, say, decide))
     if not versions:
-        return _in_place(target, [path], group, options)[0]
+        return _in_place(target, [path], group, options)
     anchor = next((each for each in reversed(versions) if each[2]), None)
     after = anchor[0] if anchor else -1
     deltas = [_within(path, name) for number, name, _ in reversed(versions) if number > after]
     whole = _within(path, anchor[1]) if anchor else None
-    if deltas:
-        leads = versions[-1][0] - after == len(deltas)
-        report, applied = _in_place(target, deltas, group, options, whole if leads else None)
-        if applied is not None:
-            return report
-    load(target, whole, group=group, **options)
-    return _in_place(target, deltas, group, options)[0] if deltas else None
+    leads = anchor is not None and versions[-1][0] - after == len(deltas)
+    report = _in_place(target, deltas, group, options, leads) if deltas else None
+    if report is None:
+        load(target, whole, group=group, **options)
+        report = _in_place(target, deltas, group, options) if deltas else None
+    return report
 
 
 def _opening(options: dict[str, Any]) -> OpenOptions:
@@ -280,18 +279,14 @@ def _opening(options: dict[str, Any]) -> OpenOptions:
 
 
 def _in_place(
-    target: Any, deltas: list[Any], group: Any, options: dict[str, Any], whole: str | None = None
-) -> tuple[_core.DeltaReport, int | None]:
-    """Applies deltas, the newest first: what the newest holds, and how many were applied.
-
-    `whole`: None of them, and nothing is changed, if the target is no version from which they lead,
-    but this one is.
-    """
+    target: Any, deltas: list[Any], group: Any, options: dict[str, Any], may_be_other: bool = False
+) -> _core.DeltaReport | None:
+    """Applies deltas, the newest first: what the newest holds. None: the target is the base of none."""
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
         applied = _core.apply_live_deltas(
             call.prepare, [valid.location(each) for each in deltas], call.comm, call.limit,
-            _opening(options).fill(_core.OpenOptions()), valid.location(whole) if whole else None,
+            _opening(options).fill(_core.OpenOptions()), may_be_other,
         )  # fmt: skip
         call.give_back()
     return applied

@@ -304,7 +304,7 @@ class CheckpointManager:
             path = os.path.join(self._directory, folder)
             if self._tier is not None:
                 seconds = valid.limit_of(self._timeout)
-                path = self._tier.core.url_of(self._comm, step, seconds) or path
+                path = self._tier.core.path_of(self._comm, step, seconds) or path
             return self._session._difference(state, path, **options)
 
         def write(folder: str, begun: _core.RunStep) -> None:

@@ -63,16 +63,10 @@ void DeltaBody::put(const std::string& key, DType dtype, const Dims& shape, Byte
   part.entries.push_back({key, dtype, shape});
   part.bytes += bytes.size();
   if (spool_ == nullptr) return part.views.push_back(bytes);
-  if (part.held.size() + bytes.size() > kHeld) {
-    if (part.spooled == nullptr) {
-      part.spooled = spool_->create("spool-" + std::to_string(itemsize(dtype)));
-    }
-    part.spooled->append(ByteView(part.held));
-    part.spooled->append(bytes);
-    part.held.clear();
-    return;
+  if (part.spooled == nullptr) {
+    part.spooled = spool_->create("spool-" + std::to_string(itemsize(dtype)));
   }
-  part.held.insert(part.held.end(), bytes.begin(), bytes.end());
+  part.spooled->append(bytes);
 }
 
 DeltaPiece DeltaBody::add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
@@ -102,8 +96,8 @@ DeltaPiece DeltaBody::add(const DeltaTensor& tensor, const Box& box, const Encod
   return piece;
 }
 
-std::vector<DeltaEntry> DeltaBody::entries() const {
-  std::vector<DeltaEntry> entries;
+DeltaEntries DeltaBody::entries() const {
+  DeltaEntries entries;
   for (const auto& [item, part] : parts_) {
     entries.insert(entries.end(), part.entries.begin(), part.entries.end());
   }
@@ -134,7 +128,6 @@ void DeltaBody::write(Storage& storage, const std::string& name, const Bytes& he
         stream.write(ByteView(read_range(*spool_, *spooled, at, end, deadline)));
       }
     }
-    stream.write(ByteView(part.held));
     for (const ByteView view : part.views) stream.write(view);
   }
   stream.finish();
@@ -155,18 +148,17 @@ DeltaFile DeltaFile::open(const Location& location, const Deadline& deadline) {
   if (!delta.storage_->stat(name)) {
     throw Error(ErrorCode::kNotFound, "there is no delta at " + delta.place_).with_file(name);
   }
-  std::optional<DeltaIndex> index;
-  delta.files_[""] = delta.open_file(name, &index);
-  if (!index) {
+  Opened& first = delta.files_[""] = delta.open_file(name);
+  if (!first.header.index) {
     throw Error(ErrorCode::kUnsupported, "the safetensors file is no delta")
         .with_file(name)
         .with_hint("`tilestone delta A B PATH` makes one");
   }
-  delta.index_ = *std::move(index);
+  delta.index_ = *std::move(first.header.index);
   for (const DeltaTensor& tensor : delta.index_.tensors) {
     for (const DeltaPiece& piece : tensor.pieces) {
       if (!delta.files_.contains(piece.file)) {
-        delta.files_[piece.file] = delta.open_file(piece.file, nullptr);
+        delta.files_[piece.file] = delta.open_file(piece.file);
       }
       delta.check_entries(tensor, piece);
     }
@@ -175,24 +167,21 @@ DeltaFile DeltaFile::open(const Location& location, const Deadline& deadline) {
   return delta;
 }
 
-DeltaFile::Opened DeltaFile::open_file(const std::string& name,
-                                       std::optional<DeltaIndex>* index) const {
+DeltaFile::Opened DeltaFile::open_file(const std::string& name) const {
+  constexpr uint64_t kBegin = safetensors::kLengthBytes;
   Opened opened{storage_->open(name), {}};
   const uint64_t size = opened.file->size();
-  const Bytes first =
-      read_range(*storage_, *opened.file, 0, std::min(size, kDeltaHeaderBegin), deadline_);
-  const uint64_t length = delta_header_length(first, size, name);
-  const Bytes text =
-      read_range(*storage_, *opened.file, kDeltaHeaderBegin, kDeltaHeaderBegin + length, deadline_);
-  DeltaHeader header = parse_delta_header(text, size, name);
-  opened.entries = std::move(header.entries);
-  if (index != nullptr) *index = std::move(header.index);
+  const Bytes first = read_range(*storage_, *opened.file, 0, std::min(size, kBegin), deadline_);
+  const uint64_t end = kBegin + safetensors::header_length(first, size, name);
+  opened.header =
+      parse_delta_header(read_range(*storage_, *opened.file, kBegin, end, deadline_), size, name);
   return opened;
 }
 
-const DeltaEntry& DeltaFile::entry(const DeltaTensor& tensor, const DeltaPiece& piece,
-                                   std::string_view suffix) const {
-  const auto& entries = files_.find(piece.file)->second.entries;
+const safetensors::HeaderTensor& DeltaFile::entry(const DeltaTensor& tensor,
+                                                  const DeltaPiece& piece,
+                                                  std::string_view suffix) const {
+  const auto& entries = files_.find(piece.file)->second.header.entries;
   const auto found = entries.find(delta_entry(tensor, piece) + std::string(suffix));
   if (found != entries.end()) return found->second;
   throw Error(ErrorCode::kCorrupt,
@@ -205,7 +194,7 @@ void DeltaFile::check_entries(const DeltaTensor& tensor, const DeltaPiece& piece
   const auto elements = static_cast<uint64_t>(piece.box.numel());
   const uint64_t bytes = elements * itemsize(tensor.dtype);
   const auto expect = [&](std::string_view suffix, uint64_t least, uint64_t most) {
-    const DeltaEntry& has = entry(tensor, piece, suffix);
+    const auto& has = entry(tensor, piece, suffix);
     const uint64_t found = has.end - has.begin;
     if (least <= found && found <= most) return;
     throw Error(ErrorCode::kCorrupt,
@@ -237,21 +226,15 @@ const DeltaTensor* DeltaFile::in_result(const std::string& key) const {
   return find(key, &DeltaTensor::after);
 }
 
-Bytes DeltaFile::read(const DeltaPiece& piece, const DeltaEntry& entry) const {
-  return read_range(*storage_, *files_.find(piece.file)->second.file, entry.begin, entry.end,
-                    deadline_);
-}
-
 DeltaFile::Payload DeltaFile::read(const DeltaTensor& tensor, const DeltaPiece& piece) const {
+  const auto read_entry = [&](std::string_view suffix) {
+    const auto& at = entry(tensor, piece, suffix);
+    const ReadableFile& file = *files_.find(piece.file)->second.file;
+    return read_range(*storage_, file, at.begin, at.end, deadline_);
+  };
   Payload payload;
-  if (piece.kind == DeltaKind::kXor) {
-    payload.values = read(piece, entry(tensor, piece, kDeltaXor));
-  } else {
-    if (piece.kind == DeltaKind::kSparse) {
-      payload.positions = read(piece, entry(tensor, piece, kDeltaPositions));
-    }
-    payload.values = read(piece, entry(tensor, piece, kDeltaValues));
-  }
+  if (piece.kind == DeltaKind::kSparse) payload.positions = read_entry(kDeltaPositions);
+  payload.values = read_entry(piece.kind == DeltaKind::kXor ? kDeltaXor : kDeltaValues);
   const uint32_t found = crc32(payload.values, crc32(payload.positions));
   if (found == piece.crc32) return payload;
   throw Error(ErrorCode::kCorrupt,

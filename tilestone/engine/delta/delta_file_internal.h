@@ -46,25 +46,23 @@ DeltaReport timed(const Work& work) {
 // elements, as the safetensors package does, so that each is aligned.
 class DeltaBody {
  public:
-  // `spool`: a directory for what exceeds kHeld bytes of memory. Null: nothing is copied, and what
-  // is added must stay until it is written.
+  // `spool`: a directory to which what is added goes. Null: nothing is copied, and what is added
+  // must stay until it is written.
   explicit DeltaBody(std::shared_ptr<Storage> spool) : spool_(std::move(spool)) {}
 
   // Adds a piece; `now` is needed for kWhole. The piece's `file` is not set.
   DeltaPiece add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
                  ByteView now);
-  std::vector<DeltaEntry> entries() const;
+  DeltaEntries entries() const;
   uint64_t bytes() const;
   // Writes the file, durably, with this header before the entries. Once.
   void write(Storage& storage, const std::string& name, const Bytes& header,
              const Deadline& deadline);
 
  private:
-  static constexpr uint64_t kHeld = 8u << 20;  // for each size of elements
   struct Part {
-    std::vector<DeltaEntry> entries;
+    DeltaEntries entries;
     uint64_t bytes = 0;
-    Bytes held;
     std::vector<ByteView> views;
     std::unique_ptr<WritableFile> spooled;
   };
@@ -103,19 +101,18 @@ class DeltaFile {
  private:
   struct Opened {
     std::unique_ptr<ReadableFile> file;
-    std::map<std::string, DeltaEntry, std::less<>> entries;
+    DeltaHeader header;  // the index was moved from it
   };
   struct Payload {
     Bytes positions, values;
   };
   DeltaFile() = default;
   const DeltaTensor* find(const std::string& key, std::optional<uint32_t> DeltaTensor::* in) const;
-  Opened open_file(const std::string& name, std::optional<DeltaIndex>* index) const;
-  const DeltaEntry& entry(const DeltaTensor& tensor, const DeltaPiece& piece,
-                          std::string_view suffix) const;
+  Opened open_file(const std::string& name) const;
+  const safetensors::HeaderTensor& entry(const DeltaTensor& tensor, const DeltaPiece& piece,
+                                         std::string_view suffix) const;
   void check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const;
   Payload read(const DeltaTensor& tensor, const DeltaPiece& piece) const;
-  Bytes read(const DeltaPiece& piece, const DeltaEntry& entry) const;
 
   std::shared_ptr<Storage> storage_;
   std::string place_;

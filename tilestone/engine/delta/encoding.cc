@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -14,19 +13,13 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kScanned = 64;                // bytes that are compared at once
+constexpr uint64_t kScanned = 64;              // bytes that are compared at once
 constexpr uint64_t kBlock = 32 << 10;          // bytes of each side that are passed at once
 constexpr uint64_t kSampleElements = 1 << 15;  // by which the compression is judged
 constexpr double kWorthwhile = 0.8;            // of the bytes: more is stored as it is
 
 [[noreturn]] void fail_piece(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "delta: " + problem);
-}
-
-uint64_t word_at(const std::byte* bytes) {
-  uint64_t word;
-  std::memcpy(&word, bytes, sizeof word);
-  return word;
 }
 
 // Calls `with` with the size of an element as a constant, of which the compiler makes moves.
@@ -48,74 +41,43 @@ void for_itemsize(uint64_t itemsize, const With& with) {
   }
 }
 
-// One bit for each element of a word: whether it is not 0.
+// Whether two elements differ.
 template <size_t kItem>
-uint64_t not_zero(uint64_t word) {
-  if constexpr (kItem >= sizeof word) {
-    return word != 0 ? 1 : 0;
+bool differ(const std::byte* a, const std::byte* b) {
+  using Narrow = std::conditional_t<kItem == 1, uint8_t, uint16_t>;
+  using Wide = std::conditional_t<kItem == 4, uint32_t, uint64_t>;
+  using Bits = std::conditional_t<kItem <= sizeof(Narrow), Narrow, Wide>;
+  if constexpr (kItem > sizeof(Bits)) {
+    return differ<kItem / 2>(a, b) || differ<kItem / 2>(a + kItem / 2, b + kItem / 2);
   } else {
-    constexpr int kBits = 8 * static_cast<int>(kItem), kElements = 64 / kBits;
-    constexpr auto kEach = [](int first, int step) {
-      uint64_t bits = 0;
-      for (int i = 0; i < kElements; ++i) bits |= uint64_t{1} << (first + i * step);
-      return bits;
-    };
-    constexpr uint64_t kHighest = kEach(kBits - 1, kBits);  // bit of each element
-    constexpr uint64_t kGather = kEach(64 - kElements, 1 - kBits);
-    const uint64_t marked = (((word & ~kHighest) + ~kHighest) | word) & kHighest;
-    return (marked >> (kBits - 1)) * kGather >> (64 - kElements);
+    Bits first, second;
+    std::memcpy(&first, a, kItem);
+    std::memcpy(&second, b, kItem);
+    return first != second;
   }
-}
-
-// Bit i: whether element i of kScanned bytes differs.
-template <size_t kItem>
-uint64_t changed_bits(const std::byte* a, const std::byte* b) {
-  std::array<uint64_t, kScanned / sizeof(uint64_t)> words;
-  uint64_t any = 0;
-  for (size_t i = 0; i < words.size(); ++i) {
-    words[i] = word_at(a + 8 * i) ^ word_at(b + 8 * i);
-    any |= words[i];
-  }
-  if (any == 0) return 0;
-  uint64_t found = 0;
-  constexpr size_t kWords = std::max<size_t>(kItem / 8, 1),
-                   kElements = std::max<size_t>(8 / kItem, 1);
-  for (size_t i = 0; i < words.size() / kWords; ++i) {
-    uint64_t word = words[i * kWords];
-    for (size_t j = 1; j < kWords; ++j) word |= words[i * kWords + j];
-    found |= not_zero<kItem>(word) << (i * kElements);
-  }
-  return found;
 }
 
 // The indices of the elements that differ. Stops once there are more than `most`.
 template <size_t kItem>
 std::vector<uint32_t> changes_of(ByteView base, ByteView now, uint64_t most,
                                  const PassedBlock& passed) {
-  std::vector<uint32_t> indices;
-  indices.reserve(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
-  const auto scan = [&](const std::byte* a, const std::byte* b, uint64_t first) {
-    for (uint64_t found = changed_bits<kItem>(a, b); found != 0; found &= found - 1) {
-      indices.push_back(
-          static_cast<uint32_t>(first + static_cast<uint64_t>(std::countr_zero(found))));
-    }
-  };
+  std::vector<uint32_t> indices(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
+  size_t count = 0;
   for (uint64_t begin = 0; begin < now.size(); begin += kBlock) {
     const uint64_t size = std::min(kBlock, now.size() - begin);
     const ByteView a = base.subspan(begin, size), b = now.subspan(begin, size);
     if (passed != nullptr) passed(a, b);
-    for (uint64_t at = 0; at < size && indices.size() <= most; at += kScanned) {
-      const uint64_t first = (begin + at) / kItem;
-      if (size - at >= kScanned) {
-        scan(a.data() + at, b.data() + at, first);
-        continue;
+    for (uint64_t at = 0; at < size && count <= most; at += kScanned) {
+      const uint64_t end = std::min(at + kScanned, size);
+      if (std::memcmp(a.data() + at, b.data() + at, end - at) == 0) continue;
+      if (count + kScanned > indices.size()) indices.resize(2 * indices.size());
+      for (uint64_t i = at; i < end; i += kItem) {  // without a branch, which would be mispredicted
+        indices[count] = static_cast<uint32_t>((begin + i) / kItem);
+        count += differ<kItem>(a.data() + i, b.data() + i) ? 1 : 0;
       }
-      std::array<std::byte, kScanned> old{}, made{};  // zeros after the last elements
-      std::memcpy(old.data(), a.data() + at, size - at);
-      std::memcpy(made.data(), b.data() + at, size - at);
-      scan(old.data(), made.data(), first);
     }
   }
+  indices.resize(count);
   return indices;
 }
 
@@ -231,27 +193,19 @@ void for_each_change(uint64_t gap_bytes, ByteView positions, ByteView values, ui
 
 std::vector<Box> pieces_of(const Box& box, uint64_t itemsize) {
   if (box.empty()) return {};
-  uint64_t row = static_cast<uint64_t>(box.numel()) * itemsize;  // bytes
-  size_t dims = 0;  // so many indices are needed to name a row that is small enough
-  for (; row > kPieceBytes && dims < box.rank(); ++dims) {
-    row /= static_cast<uint64_t>(box.shape[dims]);
-  }
-  if (dims == 0) return {box};
-  const size_t last = dims - 1;
-  const auto step = static_cast<int64_t>(std::max<uint64_t>(kPieceBytes / row, 1));
+  const auto most = static_cast<int64_t>(kPieceBytes / itemsize);
+  int64_t row = 1;  // elements; a piece begins with whole ones
+  for (size_t d = box.rank(); d > 0 && row * box.shape[d - 1] <= most; --d) row *= box.shape[d - 1];
+  const int64_t step = most / row * row;
   std::vector<Box> pieces;
-  Box piece = box;
-  for (size_t d = 0; d < last; ++d) piece.shape[d] = 1;
-  while (true) {
-    piece.shape[last] = std::min(step, box.end(last) - piece.offset[last]);
-    pieces.push_back(piece);
-    piece.offset[last] += step;
-    for (size_t d = last; piece.offset[d] >= box.end(d); --d) {
-      if (d == 0) return pieces;
-      piece.offset[d] = box.offset[d];
-      ++piece.offset[d - 1];
+  for (int64_t at = 0; at < box.numel(); at += step) {
+    const FlatRange range{at, std::min(at + step, box.numel())};
+    for (Box& piece : flat_range_to_boxes(box.shape, range)) {
+      for (size_t d = 0; d < box.rank(); ++d) piece.offset[d] += box.offset[d];
+      pieces.push_back(std::move(piece));
     }
   }
+  return pieces;
 }
 
 std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize,

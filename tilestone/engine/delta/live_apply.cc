@@ -9,7 +9,6 @@
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/engine/delta/check_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
-#include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -21,18 +20,14 @@
 namespace tilestone::engine {
 namespace {
 
-// Whether a target shares its memory with an earlier one. On a device there is no address to see
-// that by, but equal tensors of which one changes with the other are tied.
-enum class Tie { kNone, kPerhaps, kTied };
-
 class InPlace {
  public:
   InPlace(const DeltaCall& call, const OpenOptions& options)
       : rounds_(call.comm, "apply_delta", call.location, call.deadline),
         threads_(thread_count(options.resources.threads)) {}
 
-  AppliedDelta run(const std::variant<const StateDict*, Error>& made,
-                   const std::vector<Location>& deltas, const std::optional<Location>& whole) {
+  std::optional<DeltaReport> run(const std::variant<const StateDict*, Error>& made,
+                                 const std::vector<Location>& deltas, bool may_be_other) {
     const Bytes answer = rounds_.run(
         "comparing with the base",
         [&](Deadline) {
@@ -42,22 +37,20 @@ class InPlace {
           return own_sums();
         },
         [&](const std::vector<Bytes>& payloads) {
-          const std::optional<uint64_t> count = missed(summed(payloads), whole);
+          const std::optional<uint64_t> count = missed(summed(payloads), may_be_other);
           ByteWriter writer;
           writer.varint(count ? *count + 1 : 0);
           return std::vector<Bytes>(payloads.size(), writer.bytes());
         });
     const uint64_t told = ByteReader(answer, "how many deltas are missed").varint();
+    if (told == 0) return std::nullopt;
     const DeltaFile& newest = deltas_.front();
-    AppliedDelta applied{report_of(newest.index()), std::nullopt};
-    applied.report.bytes = newest.bytes();
-    if (told == 0) return applied;
-    const uint64_t count = told - 1;
-    applied.applied = count;
-    if (count == 0) return applied;
+    DeltaReport report = report_of(newest.index());
+    report.bytes = newest.bytes();
+    if (told == 1) return report;
     find_equal();
     const auto changed = rounds_.result_or_error([&] {
-      for (uint64_t i = count; i-- > 0;) change(deltas_.at(i));
+      for (uint64_t i = told - 1; i-- > 0;) change(deltas_.at(i));
       return Bytes();
     });
     rounds_.run_last(
@@ -70,7 +63,7 @@ class InPlace {
           expect_result(newest, summed(payloads));
           return std::vector<Bytes>();
         });
-    return applied;
+    return report;
   }
 
  private:
@@ -87,7 +80,6 @@ class InPlace {
     }
     std::ranges::stable_sort(targets_, {}, key_of);
     refuse_overlap();
-    ties_.resize(targets_.size(), Tie::kNone);
     for (size_t i = 0; i < targets_.size(); ++i) unsummed_.insert(i);
   }
 
@@ -192,10 +184,8 @@ class InPlace {
   }
 
   // How many of the deltas lead from these tensors to the newest version. If they are those of no
-  // base: nullopt if all the deltas lead from the `whole` version, with these keys, to the newest
-  // one; otherwise Error(kMismatch).
-  std::optional<uint64_t> missed(const SummedTensors& sums,
-                                 const std::optional<Location>& whole) const {
+  // base: nullopt, or Error(kMismatch).
+  std::optional<uint64_t> missed(const SummedTensors& sums, bool may_be_other) const {
     const DeltaFile& newest = deltas_.front();
     std::vector<TensorSum> tensors;
     for (const auto& [key, sum] : sums) {
@@ -208,15 +198,8 @@ class InPlace {
       for (size_t j = 0; j <= i; ++j) expect_same_keys(deltas_[j], sums);
       return i + 1;
     }
-    if (whole && broken_) throw *broken_;
-    for (const DeltaFile& delta : deltas_) {
-      expect_same_keys(delta, sums);
-      if (!whole) break;
-    }
-    if (whole) {
-      expect_leads_on(*whole, deltas_.back());
-      return std::nullopt;
-    }
+    if (may_be_other && broken_) throw *broken_;
+    if (may_be_other) return std::nullopt;
     expect_base(newest, sums);
     fail_base(newest, "", "the id is " + id);
   }
@@ -233,32 +216,26 @@ class InPlace {
     expect_keys(delta, sums);
   }
 
-  // Targets that are equal to an earlier one may be tied to it, and must not get an XOR twice.
+  // Targets that are equal to an earlier one may be tied to it, and must not get an XOR twice. On a
+  // device there is no address to see that by.
   void find_equal() {
     std::set<std::tuple<DType, Dims, Box, uint32_t>> seen;
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      const ShardSum& sum = targets_[i].sum;
-      const bool is_new = seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second;
-      if (!is_new) ties_[i] = Tie::kPerhaps;
+    for (const auto& [sum, now, base] : targets_) {
+      may_be_tied_.push_back(!seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second);
     }
   }
 
   void change(const DeltaFile& delta) {
-    std::vector<size_t> free, perhaps;
+    std::vector<size_t> first, equal;
     for (size_t i = 0; i < targets_.size(); ++i) {
       if (delta.in_result(targets_[i].sum.key)->unchanged()) continue;
       unsummed_.insert(i);
-      if (ties_[i] != Tie::kTied) (ties_[i] == Tie::kNone ? free : perhaps).push_back(i);
+      (may_be_tied_[i] ? equal : first).push_back(i);
     }
-    apply_to(targets_, free, delta, threads_);
-    const auto is_as_it_was = [&](size_t i) { return portions({i})[i] == targets_[i].sum.after; };
-    for (const size_t i : perhaps) {
-      if (!is_as_it_was(i)) {
-        ties_[i] = Tie::kTied;
-        continue;
-      }
-      apply_to(targets_, {i}, delta, threads_);
-      if (!is_as_it_was(i)) ties_[i] = Tie::kNone;
+    const std::vector<uint32_t> before = portions(equal);
+    apply_to(targets_, first, delta, threads_);
+    for (const size_t i : equal) {  // what has changed with another one is tied to it
+      if (portions({i})[i] == before[i]) apply_to(targets_, {i}, delta, threads_);
     }
   }
 
@@ -267,18 +244,18 @@ class InPlace {
   std::vector<DeltaFile> deltas_;    // the newest first
   std::optional<Error> broken_;      // why no more of them are there
   std::vector<DeltaShard> targets_;  // by key
-  std::vector<Tie> ties_;
+  std::vector<bool> may_be_tied_;
   std::set<size_t> unsummed_;  // those whose sums are not of what they are now
 };
 
 }  // namespace
 
-AppliedDelta apply_in_place(const DeltaCall& call,
-                            const std::variant<const StateDict*, Error>& made,
-                            const std::vector<Location>& deltas, const OpenOptions& options,
-                            const std::optional<Location>& whole) {
+std::optional<DeltaReport> apply_in_place(const DeltaCall& call,
+                                          const std::variant<const StateDict*, Error>& made,
+                                          const std::vector<Location>& deltas,
+                                          const OpenOptions& options, bool may_be_other) {
   if (deltas.empty()) throw Error(ErrorCode::kInternal, "no delta is applied");
-  return InPlace(call, options).run(made, deltas, whole);
+  return InPlace(call, options).run(made, deltas, may_be_other);
 }
 
 }  // namespace tilestone::engine

@@ -49,22 +49,15 @@ struct DeltaBase {
 DeltaReport save_delta(const DeltaCall& call, const MadeRequest& request, DeltaBase& base,
                        const std::optional<Location>& from, bool writes);
 
-// What applying deltas to tensors in memory has done.
-struct AppliedDelta {
-  DeltaReport report;  // of the newest delta
-  // How many; 0: the tensors were those of its new version already. nullopt: they are those of no
-  // version, and nothing was changed.
-  std::optional<uint64_t> applied = 0;
-};
 // Changes the tensors of the state in place. `made`: of this rank, or why it has none. `deltas`:
-// the newest first; each leads to the base of the one before it. The tensors of all ranks must be
-// those of the base of one of them, which is checked before any is changed: Error(kMismatch).
-// `whole`: the version that is the base of the oldest one. If they are those of no base, but all
-// the deltas can be applied to that version, with the same keys, this is no error.
+// the newest first; each leads to the base of the one before it, and those before a break in this
+// chain are not looked at. The tensors of all ranks must be those of the base of one of them, or
+// those of the newest version already, which is checked before any is changed: Error(kMismatch), or
+// with `may_be_other` nullopt, unless there is a break. Returns what the newest delta holds.
 // Throws Error(kCorrupt) if something else than the newest version comes out.
-AppliedDelta apply_in_place(const DeltaCall& call,
-                            const std::variant<const StateDict*, Error>& made,
-                            const std::vector<Location>& deltas, const OpenOptions& options,
-                            const std::optional<Location>& whole);
+std::optional<DeltaReport> apply_in_place(const DeltaCall& call,
+                                          const std::variant<const StateDict*, Error>& made,
+                                          const std::vector<Location>& deltas,
+                                          const OpenOptions& options, bool may_be_other);
 
 }  // namespace tilestone::engine

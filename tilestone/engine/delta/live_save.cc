@@ -16,12 +16,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <string_view>
 #include <utility>
 #include <variant>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
@@ -34,9 +34,16 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr std::array kNumbers = {&DeltaReport::unchanged, &DeltaReport::changed,
-                                 &DeltaReport::added, &DeltaReport::bytes,
-                                 &DeltaReport::whole_bytes};
+// As in base/both_ways.h.
+void walk_report(auto& io, auto& report) {
+  both::text(io, report.base);
+  both::text(io, report.result);
+  both::varint(io, report.unchanged);
+  both::varint(io, report.changed);
+  both::varint(io, report.added);
+  both::varint(io, report.bytes);
+  both::varint(io, report.whole_bytes);
+}
 
 DeltaTensor tensor_of(const ShardSum& sum) {
   return {.key = sum.key, .dtype = sum.dtype, .shape = sum.shape};
@@ -165,7 +172,7 @@ class LiveDelta {
       compare_shards(shards_, sums_base_, *threads_, [&](ShardPart& part) { take(part, body); });
     }
     copy_new();
-    const std::vector<DeltaEntry> entries = body.entries();
+    const DeltaEntries entries = body.entries();
     if (!entries.empty()) {
       const Bytes header = write_delta_header(entries, nullptr);
       has_file_ = true;
@@ -268,9 +275,7 @@ class LiveDelta {
   DeltaReport finish(const Bytes& answer) {
     DeltaReport report;
     ByteReader reader(answer, "the outcome of a delta");
-    report.base = reader.string();
-    report.result = reader.string();
-    for (uint64_t DeltaReport::* const number : kNumbers) report.*number = reader.u64();
+    walk_report(reader, report);
     update_base();
     base_.id = report.result;
     base_.tensors = std::move(new_tensors_);
@@ -313,9 +318,7 @@ class LiveDelta {
     }
     report.bytes = bytes + header_.size();
     ByteWriter writer;
-    writer.string(report.base);
-    writer.string(report.result);
-    for (uint64_t DeltaReport::* const number : kNumbers) writer.u64(report.*number);
+    walk_report(writer, report);
     return std::move(writer).take();
   }
 

@@ -35,11 +35,6 @@ std::string id_of(const Location& version) {
   return found != attributes.end() ? found->second : "";
 }
 
-// Of an id, for a message.
-std::string said(const std::string& id) {
-  return id.empty() ? "it has no id, because save() has made it" : "its id is " + id;
-}
-
 }  // namespace
 
 std::optional<bool> is_whole(Storage& version) {
@@ -72,22 +67,13 @@ void expect_version_before(Storage& folder, const std::string& id) {
   if (!is_whole(*before)) return;
   const std::string found = id_of(Location(before));
   if (found == id) return;
+  const std::string said =
+      found.empty() ? "it has no id, because save() has made it" : "its id is " + found;
   throw Error(
       ErrorCode::kMismatch,
       fmt::format("the base is not {}, which is the version before: {}, that of the base {}", name,
-                  said(found), id))
+                  said, id))
       .with_hint("save a whole version (base=None), so that readers can go on");
-}
-
-void expect_leads_on(const Location& whole, const DeltaFile& delta) {
-  const std::string found = id_of(whole);
-  if (found == delta.index().base) return;
-  throw Error(ErrorCode::kMismatch,
-              fmt::format("the whole version is not the base of the delta after it, {}: {}, that "
-                          "of the base {}",
-                          delta.describe(), said(found), delta.index().base))
-      .with_file(whole.describe())
-      .with_hint("load the whole version, or wait for the next one");
 }
 
 std::string chain_text(Storage& delta) {

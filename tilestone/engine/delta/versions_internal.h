@@ -25,8 +25,6 @@ std::vector<DeltaVersion> versions_at(const Location& location);
 // Error(kMismatch) if this is the folder version-N of such a directory, and the version before it
 // is there and has another id, or none.
 void expect_version_before(Storage& folder, const std::string& id);
-// Error(kMismatch) unless the whole version is the base of the delta.
-void expect_leads_on(const Location& whole, const DeltaFile& delta);
 // The attribute of a whole version that has its id.
 inline constexpr std::string_view kVersionId = "tilestone_delta_result";
 // For a message: "version-00000010 (whole), version-00000011", without a gap up to the folder of a

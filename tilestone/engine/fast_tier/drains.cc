@@ -70,13 +70,6 @@ struct Commit {
   Manifest manifest = {};
 };
 
-Bytes to_answer(bool stands, const std::string& staging) {
-  ByteWriter out;
-  out.u8(stands);
-  out.string(staging);
-  return std::move(out).take();
-}
-
 // Whether the step replaces what stands there: only what is older, because after a restart on other
 // hosts the run may have saved the step once more.
 bool may_replace(const KeptStep& about, const RunDirectory& run) {
@@ -86,17 +79,17 @@ bool may_replace(const KeptStep& about, const RunDirectory& run) {
          standing.lineage.ordinal < lineage_of(about.attributes).ordinal;
 }
 
-// Begins the transaction, unless the step stands there.
+// Begins the transaction, and returns "/" and the staged directory; "": the step stands there.
 Bytes begin(Commit& commit, const RunDirectory& run, const std::shared_ptr<Storage>& location,
             const Deadline& deadline) {
   const std::string& save_id = commit.index.about.save_id;
   commit.manifest = Manifest::decode(commit.index.manifest, manifest_name(save_id));
   const auto format = format_named(commit.manifest.format);
-  if (holds_checkpoint_of(*location, format, save_id)) return to_answer(true, "");
+  if (holds_checkpoint_of(*location, format, save_id)) return {};
   commit.transaction.emplace(location, format, save_dialect_named(commit.manifest.dialect), save_id,
                              may_replace(commit.index.about, run));
   commit.transaction->begin(deadline);
-  return to_answer(false, commit.transaction->staging());
+  return to_bytes("/" + commit.transaction->staging());
 }
 
 void prepare(Commit& commit, const Deadline& deadline) {
@@ -111,13 +104,12 @@ void prepare(Commit& commit, const Deadline& deadline) {
 }  // namespace
 
 Drains::Drains(RunDirectory run, HostFolder folder, const FastOptions& options,
-               std::function<void()> before, std::function<void(uint64_t)> drained)
+               std::function<void(uint64_t)> drained)
     : run_(std::move(run)),
       folder_(std::move(folder)),
       rate_(options.drain_bytes_per_second),
       patience_(options.patience),
       first_wait_(options.first_wait.count()),
-      before_(std::move(before)),
       drained_(std::move(drained)) {}
 
 void Drains::add(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
@@ -149,16 +141,17 @@ void Drains::note_earlier(std::optional<uint64_t> step) {
   if (step) earlier_ = std::make_shared<const Location>(run_.at(run_.names().name_of(*step)));
 }
 
+// Null: the step does not wait.
+std::shared_ptr<Pending::State> Drains::take(const std::string& save_id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = waiting_.extract(save_id);
+  pinned_.erase(save_id);
+  return found.empty() ? nullptr : found.mapped().ended;
+}
+
 void Drains::drop(const std::string& save_id, const Error& why) {
-  std::shared_ptr<Pending::State> state;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = waiting_.find(save_id);
-    if (found == waiting_.end()) return;
-    state = found->second.ended;
-    waiting_.erase(found);
-    pinned_.erase(save_id);
-  }
+  const auto state = take(save_id);
+  if (state == nullptr) return;
   log(LogLevel::kWarning, why.what());
   state->end(std::make_exception_ptr(why));
 }
@@ -188,7 +181,6 @@ void Drains::work(const Communicator& comm) {
   for (double wait = first_wait_;;) {
     std::optional<SaidStep> step;
     try {
-      before_();
       step = choose(comm);
       if (!step) return;
       drain(comm, *step);
@@ -232,11 +224,6 @@ void Drains::say_failure(const Error& error, double wait) {
                   run_.location().describe(), steps, wait, error.what()));
 }
 
-HeldStep Drains::held(const std::string& save_id) const {
-  if (auto found = folder_.find(save_id)) return *std::move(found);
-  throw Error(ErrorCode::kNotFound, "the step is on this host no more");
-}
-
 // What waits and this host holds. It stays until rank 0 has chosen.
 Bytes Drains::say(int rank) {
   std::vector<HeldStep> held = folder_.list();
@@ -254,7 +241,7 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm) {
     const auto found = std::ranges::find_if(
         steps, [&](const SaidStep& each) { return each.is_whole() || each.save_id == committed_; });
     ByteWriter out;
-    if (found != steps.end()) encode_step(out, *found);
+    if (found != steps.end()) walk_step(out, *found);
     return Decision{std::move(out).take(), true};
   };
   const Bytes answer = agree(
@@ -263,7 +250,7 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm) {
   std::optional<SaidStep> step;
   if (!answer.empty()) {
     ByteReader in(answer, "a step to drain");
-    step = decode_step(in);
+    walk_step(in, step.emplace());
   }
   const std::lock_guard lock(mutex_);
   pinned_.clear();
@@ -273,15 +260,13 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm) {
 
 void Drains::copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const {
   if (std::ranges::find(step.owners, rank) == step.owners.end()) return;
-  const HeldStep own = held(step.save_id);
-  const KeptIndex index = folder_.read(own);
-  const Manifest manifest = Manifest::decode(index.manifest, manifest_name(step.save_id));
+  const HeldStep own = folder_.get(step.save_id);
   std::set<std::string> names;
   for (size_t i = 0; i < step.owners.size(); ++i) {
     if (step.owners[i] == rank) names.insert(own.about.files.at(i).name);
   }
   work.from = reading_of(folder_.at(own.folder));
-  work.run(manifest.receipts, names, deadline);
+  work.run(folder_.manifest(own).receipts, names, deadline);
 }
 
 void Drains::drain(const Communicator& comm, const SaidStep& step) {
@@ -302,21 +287,19 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
       Rounds rounds(comm, "drain", step.save_id, turn_end());
       const auto keeps = [&](Deadline) {
         if (comm.rank() != step.keeper) return Bytes();
-        return folder_.read(held(step.save_id)).encode();
+        return folder_.read(folder_.get(step.save_id)).encode();
       };
       return rounds.run("beginning", keeps, [&](const std::vector<Bytes>& payloads) {
         commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
-        const Bytes answer = step.save_id == committed_
-                                 ? to_answer(true, "")
-                                 : begin(commit, run_, location, rounds.deadline());
+        const bool ended = step.save_id == committed_;
+        const Bytes answer = ended ? Bytes() : begin(commit, run_, location, rounds.deadline());
         return std::vector<Bytes>(payloads.size(), answer);
       });
     };
     const Bytes answer = begins();
-    ByteReader in(answer, "the beginning of a drain");
-    const bool stands = in.u8() != 0;
-    const std::string staging(in.string());
-    if (!staging.empty()) work.to = staging_storage(*location, staging);
+    const bool stands = answer.empty();
+    if (answer.size() > 1)
+      work.to = staging_storage(*location, std::string(as_text(answer).substr(1)));
     if (!stands) {
       copying = std::async(std::launch::async, [&] {
         copy(step, comm.rank(), work, Deadline::never().with_interrupt(stop));
@@ -360,15 +343,8 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
 }
 
 void Drains::ended(const SaidStep& step) {
-  std::shared_ptr<Pending::State> state;
-  {
-    const std::lock_guard lock(mutex_);
-    is_stalled_ = false;
-    pinned_.clear();
-    const auto found = waiting_.find(step.save_id);
-    if (found != waiting_.end()) state = found->second.ended;
-    waiting_.erase(step.save_id);
-  }
+  note_stalled(false);
+  const auto state = take(step.save_id);
   drained_(step.step);
   if (state != nullptr) state->end(nullptr);
 }

@@ -24,10 +24,9 @@ namespace tilestone::engine {
 // Thread-safe.
 class Drains {
  public:
-  // `before`: called before each try, on every rank. `drained`: once the run's directory has a
-  // step.
+  // `drained`: called once the run's directory has a step.
   Drains(RunDirectory run, HostFolder folder, const FastOptions& options,
-         std::function<void()> before, std::function<void(uint64_t step)> drained);
+         std::function<void(uint64_t step)> drained);
 
   // The step waits from now on. Every rank calls, and then gives its thread work().
   // `ended`: ended once the run's directory has the step.
@@ -56,11 +55,11 @@ class Drains {
   };
   // By when the ranks must have heard of one another.
   Deadline turn_end() const { return Deadline::after(patience_).with_interrupt(interrupt_); }
+  std::shared_ptr<Pending::State> take(const std::string& save_id);
   std::optional<SaidStep> choose(const Communicator& comm);
   Bytes say(int rank);
   void drain(const Communicator& comm, const SaidStep& step);
   void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;
-  HeldStep held(const std::string& save_id) const;
   void ended(const SaidStep& step);
   void note_stalled(bool is_stalled);
   void say_failure(const Error& error, double wait);
@@ -70,7 +69,6 @@ class Drains {
   const std::optional<uint64_t> rate_;
   const std::chrono::duration<double> patience_;
   const double first_wait_;  // seconds
-  const std::function<void()> before_;
   const std::function<void(uint64_t)> drained_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
   std::string committed_;     // on rank 0, in work(): the save id of what was drained last

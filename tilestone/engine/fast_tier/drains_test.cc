@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <future>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,16 +82,16 @@ FastOptions quick() {
 void drain(const Kept& kept, FaultDisk& disk) {
   const LoggedWarnings quiet;
   run_ranks(kRanks, [&](const Communicator& comm) {
-    std::optional<Drains> drains;
-    const auto before = [&] {
-      if (disk.crashed()) drains->stop();
-    };
-    drains.emplace(RunDirectory(Location(disk.storage(comm.rank()))),
-                   kept.hosts[static_cast<size_t>(comm.rank())], quick(), before, [](uint64_t) {});
+    Drains drains(RunDirectory(Location(disk.storage(comm.rank()))),
+                  kept.hosts[static_cast<size_t>(comm.rank())], quick(), [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
-    drains->add(1, kept.save_id, ended);
-    drains->work(comm);
-    if (disk.crashed()) return drains->leave();
+    drains.add(1, kept.save_id, ended);
+    auto working = std::async(std::launch::async, [&] { drains.work(comm); });
+    while (working.wait_for(std::chrono::microseconds(200)) != std::future_status::ready) {
+      if (disk.crashed()) drains.stop();
+    }
+    working.get();
+    if (disk.crashed()) return drains.leave();
     EXPECT_NO_THROW(Pending(ended).get(Deadline::after(std::chrono::seconds(0)), 0));
   });
 }
@@ -157,7 +156,7 @@ TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
   const auto disk = memory_storage();
   run_ranks(kRanks, [&](const Communicator& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
-    Drains drains(RunDirectory(Location(disk)), kept.hosts[rank], quick(), [] {}, [](uint64_t) {});
+    Drains drains(RunDirectory(Location(disk)), kept.hosts[rank], quick(), [](uint64_t) {});
     for (const int from : {0, 1}) {  // the second time only rank 1 waits
       const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
       if (comm.rank() >= from) drains.add(1, kept.save_id, ended);
@@ -180,8 +179,7 @@ TEST(DrainWithFaults, ARankThatTakesNoPartEndsTheTry) {
     if (comm.rank() == 1) return over.get_future().wait();
     FastOptions options = quick();
     options.patience = std::chrono::milliseconds(200);
-    Drains drains(
-        RunDirectory(Location(disk->storage())), kept.hosts[0], options, [] {}, [](uint64_t) {});
+    Drains drains(RunDirectory(Location(disk->storage())), kept.hosts[0], options, [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
     drains.add(1, kept.save_id, ended);
     std::thread work([&] { drains.work(comm); });

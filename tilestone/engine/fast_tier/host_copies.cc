@@ -12,7 +12,6 @@
 #include "tilestone/engine/fast_tier/copying_internal.h"
 #include "tilestone/engine/fast_tier/host_reads_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
@@ -75,10 +74,7 @@ void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_
   const auto copy = [&] {
     if (std::ranges::find(targets, comm.rank()) == targets.end()) return;
     const Deadline deadline = Deadline::never().with_interrupt(interrupt);
-    const auto held = folder.find(save_id);
-    if (!held) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
-    const KeptIndex index = folder.read(*held);
-    const Manifest manifest = Manifest::decode(index.manifest, manifest_name(save_id));
+    const Manifest manifest = folder.manifest(folder.get(save_id));
     std::set<std::string> names;
     std::map<std::string, int> owners;
     for (const Receipt& receipt : manifest.receipts) {

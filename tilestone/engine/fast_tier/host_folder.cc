@@ -9,7 +9,6 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/engine/write/new_files_internal.h"
-#include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
@@ -71,6 +70,16 @@ std::optional<HeldStep> HostFolder::find(const std::string& save_id) const {
     if (held.about.save_id == save_id) return std::move(held);
   }
   return std::nullopt;
+}
+
+HeldStep HostFolder::get(const std::string& save_id) const {
+  if (auto found = find(save_id)) return *std::move(found);
+  throw Error(ErrorCode::kNotFound, "the step is on this host no more");
+}
+
+Manifest HostFolder::manifest(const HeldStep& held) const {
+  const std::string name = manifest_name(held.about.save_id);
+  return Manifest::decode(read_file(*at(held.folder), name, held.about.manifest_size), name);
 }
 
 KeptIndex HostFolder::read(Storage& step, const KeptStep& about) {

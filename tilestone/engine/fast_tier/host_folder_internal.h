@@ -11,6 +11,7 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/save/kept_step_internal.h"
+#include "tilestone/format/manifest.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -36,6 +37,8 @@ class HostFolder {
   // By ordinal, ascending. What can't be read is logged and left out.
   std::vector<HeldStep> list() const;
   std::optional<HeldStep> find(const std::string& save_id) const;
+  HeldStep get(const std::string& save_id) const;  // Error(kNotFound): it is there no more
+  Manifest manifest(const HeldStep& held) const;
   KeptIndex read(const HeldStep& held) const { return read(*at(held.folder), held.about); }
   static KeptIndex read(Storage& step, const KeptStep& about);
   // Makes the index durable, `.kept` last.

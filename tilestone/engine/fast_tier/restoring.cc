@@ -11,11 +11,10 @@
 //     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
 //     chosen, from the hosts and the directory again; so it is if one of the directory is damaged.
 //  3. What is whole on the hosts, should be in the run's directory, and is newer on the run's line
-//     than those steps of the hosts that the directory has, is drained from now on.
+//     than the newest step that the directory has of it, is drained from now on.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
 #include <map>
 #include <utility>
 
@@ -57,28 +56,15 @@ std::optional<StepInfo> newest_there(const RunDirectory& run, std::vector<StepIn
   return found;
 }
 
+// As in base/both_ways.h.
+void walk_choice(auto& io, auto& choice) {
+  walk_step(io, choice.step);
+  both::blob(io, choice.record);
+  both::u8(io, choice.stands_there);
+  both::each(io, choice.of_run, 6, [&](auto& each) { walk_step(io, each); });
+}
+
 }  // namespace
-
-Bytes Tier::Choice::encode() const {
-  ByteWriter out;
-  out.u8(step.has_value());
-  if (step) encode_step(out, *step);
-  out.blob(record);
-  out.u8(stands_there);
-  for (const SaidStep& each : of_run) encode_step(out, each);
-  return std::move(out).take();
-}
-
-Tier::Choice Tier::Choice::decode(ByteView bytes) {
-  ByteReader in(bytes, kChoice);
-  Choice choice;
-  if (in.u8() != 0) choice.step = decode_step(in);
-  const ByteView record = in.blob();
-  choice.record.assign(record.begin(), record.end());
-  choice.stands_there = in.u8() != 0;
-  while (in.remaining() > 0) choice.of_run.push_back(decode_step(in));
-  return choice;
-}
 
 Bytes Tier::say_held() {
   if (!is_first()) return {};
@@ -146,19 +132,19 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   std::vector<StepInfo> all = there;
   for (const SaidStep& each : said) all.push_back(each.info());
   const StepInfo from = takes_hosts ? newest->info() : tip.value_or(StepInfo());
-  std::set<std::string> on_line = {from.save_id};
-  for (const StepInfo* each : line_of(all, from)) on_line.insert(each->save_id);
-  const auto is_there = [&](const SaidStep& each) {
-    const auto same = std::ranges::find(there, each.save_id, &StepInfo::save_id);
+  const Line line = line_of(all, from);
+  const auto has = [&](const StepInfo* each) {
+    const auto same = std::ranges::find(there, each->save_id, &StepInfo::save_id);
     return same != there.end() && directory.look(*same).state == StepState::kDurable;
   };
-  // What is older than a step that was drained is drained too, and may be removed there, or was
-  // given up.
-  bool is_drained = false;
-  for (auto each = said.rbegin(); each != said.rend(); ++each) {
-    const bool counts = on_line.contains(each->save_id);
-    is_drained = is_drained || (counts && each->drains && is_there(*each));
-    each->drains = each->drains && counts && !is_drained;
+  // What is older than the newest step of the line that the directory has was drained too, and may
+  // have been removed there, or was given up.
+  const auto drained = std::ranges::find_if(line, has);
+  const uint64_t least = drained == line.end() ? 0 : (*drained)->lineage.ordinal + 1;
+  std::set<std::string> on_line;
+  for (const StepInfo* each : line) on_line.insert(each->save_id);
+  for (SaidStep& each : said) {
+    each.drains = each.drains && on_line.contains(each.save_id) && each.lineage.ordinal >= least;
   }
   // What the line has left, or no host has whole, goes first.
   std::ranges::stable_partition(said, [&](const SaidStep& each) {
@@ -172,24 +158,31 @@ Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step
                           const std::set<std::string>& damaged, const Deadline& deadline) {
   const Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
                        {"fallback", fallback ? "true" : "false"}};
+  const auto choice_in = [](const Bytes& answer) {
+    ByteReader in(answer, kChoice);
+    Choice choice;
+    walk_choice(in, choice);
+    return choice;
+  };
   const auto say = [&](int round, const Bytes& answer) {
     if (round == 0) return with_terms(say_held(), terms);
-    const Choice choice = Choice::decode(answer);
-    if (choice.step->keeper != comm.rank()) return Bytes();
-    if (const auto held = folder_.find(choice.step->save_id)) return held->about.encode();
-    throw Error(ErrorCode::kNotFound, "a step is on this host no more");
+    const Choice choice = choice_in(answer);
+    if (choice.step.keeper != comm.rank()) return Bytes();
+    return folder_.get(choice.step.save_id).about.encode();
   };
   Choice choice;
   const Bytes answer = agree(comm, kChoice, deadline, say, [&](int round, std::vector<Bytes> said) {
     if (round == 0) {
       agree_on_terms(said);
       choice = choose(united_steps(said), step, fallback, damaged);
-      return Decision{choice.encode(), !choice.step};
+    } else {
+      choice.record = std::move(said.at(static_cast<size_t>(choice.step.keeper)));
     }
-    choice.record = std::move(said.at(static_cast<size_t>(choice.step->keeper)));
-    return Decision{choice.encode(), true};
+    ByteWriter out;
+    walk_choice(out, choice);
+    return Decision{std::move(out).take(), round > 0 || !choice.is_on_hosts()};
   });
-  return Choice::decode(answer);
+  return choice_in(answer);
 }
 
 // A replaced host gets the index back, with which a further save of the step is compared. Throws
@@ -205,26 +198,21 @@ void Tier::keep_index(const std::string& folder, Storage& step, const KeptStep& 
   }
 }
 
-void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given) {
-  const SaidStep& step = *choice.step;
+void Tier::load(const Choice& choice, const Deadline& deadline, const Load& given) {
+  const SaidStep& step = choice.step;
   const std::string folder = HostFolder::folder_of(step.step, step.save_id);
   const KeptStep about = KeptStep::decode(choice.record, folder);
   const auto own = folder_.at(folder);
   const auto fetching = std::make_shared<HostReads>(reading_of(own));
-  opened_.reset();
   const auto storage = hosts_storage(own, about, step.owners, step.keeper, fetching);
   const StepUrl opened(step.save_id, storage);
   const bool is_far = std::ranges::any_of(hosts_.first_of, [](int first) { return first > 0; });
-  std::promise<void> served;
   if (is_far) {
-    meets_.post([&] {
-      fetching->serve(meeting_, step.save_id, [&] { return deadline; });
-      served.set_value();
-    });
+    meets_.post([&] { fetching->serve(meeting_, step.save_id, [&] { return deadline; }); });
   }
   const auto end = [&] {
     fetching->end();
-    if (is_far) served.get_future().wait();
+    meets_.wait();
   };
   try {
     given(step.step, folder, opened.url());
@@ -258,36 +246,38 @@ void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
 // was removed, all is chosen anew: if that is on the hosts, `choice` has it on return.
 std::optional<uint64_t> Tier::load_there(const Communicator& comm, std::optional<uint64_t> step,
                                          bool fallback, const ManagedRun::Limit& limit,
-                                         const FastTier::Load& given,
-                                         std::set<std::string>& damaged, Choice& choice) {
+                                         const Load& given, std::set<std::string>& damaged,
+                                         Choice& choice) {
   std::string failed;
   try {
     return run_.restore(comm, step, fallback, limit, [&](uint64_t chosen, const std::string& name) {
       if (!failed.empty()) {
         damaged.insert(failed);
         choice = agreed(comm, step, fallback, damaged, limit());
-        if (choice.step) throw Error(ErrorCode::kInterrupted, "the hosts have a newer step");
+        if (choice.is_on_hosts()) {
+          throw Error(ErrorCode::kInterrupted, "the hosts have a newer step");
+        }
       }
       failed = name;
       given(chosen, name, "");
     });
   } catch (const Error&) {
-    if (!choice.step) throw;
+    if (!choice.is_on_hosts()) throw;
     return std::nullopt;
   }
 }
 
 std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<uint64_t> step,
                                       bool fallback, const ManagedRun::Limit& limit,
-                                      const FastTier::Load& given) {
+                                      const Load& given) {
   refuse_in_child();
   const std::unique_lock restoring(restoring_);
   std::set<std::string> damaged;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
-    if (!choice.step) {
+    if (!choice.is_on_hosts()) {
       const auto found = load_there(comm, step, fallback, limit, given, damaged, choice);
-      if (!choice.step) {
+      if (!choice.is_on_hosts()) {
         adopt(choice, found);
         return found;
       }
@@ -296,20 +286,20 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
       load(choice, limit(), given);
     } catch (const Error& error) {
       if (!is_about_files(error) || !(choice.stands_there || fallback)) throw;
-      damaged.insert(choice.step->save_id);
+      damaged.insert(choice.step.save_id);
       if (comm.is_coordinator()) {
         log(LogLevel::kWarning,
             fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
-                        choice.step->step, error.what()));
+                        choice.step.step, error.what()));
       }
       choice = agreed(comm, step, fallback, damaged, limit());
       continue;
     }
     std::vector<StepInfo> others;
     for (const SaidStep& each : choice.of_run) others.push_back(each.info());
-    run_.continue_from(choice.step->info(), std::move(others));
+    run_.continue_from(choice.step.info(), std::move(others));
     adopt(choice, std::nullopt);
-    return choice.step->step;
+    return choice.step.step;
   }
 }
 

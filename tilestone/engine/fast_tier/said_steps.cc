@@ -29,39 +29,6 @@ StepInfo SaidStep::info() const {
           .lineage = lineage};
 }
 
-void encode_step(ByteWriter& out, const SaidStep& step) {
-  out.varint(step.step);
-  out.string(step.save_id);
-  const auto attributes = to_attributes(step.lineage);
-  out.varint(attributes.size());
-  for (const auto& [name, value] : attributes) {
-    out.string(name);
-    out.string(value);
-  }
-  out.u8(step.drains);
-  out.varint(static_cast<uint64_t>(step.keeper));
-  out.varint(step.owners.size());
-  for (const int rank : step.owners) out.varint(static_cast<uint64_t>(rank + 1));
-}
-
-SaidStep decode_step(ByteReader& in) {
-  SaidStep step;
-  step.step = in.varint();
-  step.save_id = in.string();
-  std::map<std::string, std::string> attributes;
-  for (uint64_t left = in.count(2); left > 0; --left) {
-    std::string name(in.string());
-    attributes.emplace(std::move(name), in.string());
-  }
-  step.lineage = lineage_of(attributes);
-  step.drains = in.u8() != 0;
-  step.keeper = static_cast<int>(in.varint());
-  for (uint64_t left = in.count(1); left > 0; --left) {
-    step.owners.push_back(static_cast<int>(in.varint()) - 1);
-  }
-  return step;
-}
-
 Bytes say_steps(std::span<const HeldStep> held, int rank) {
   ByteWriter out;
   for (const HeldStep& each : held) {
@@ -72,7 +39,7 @@ Bytes say_steps(std::span<const HeldStep> held, int rank) {
                   std::vector<int>(each.about.files.size(), -1),
                   rank};
     for (const uint32_t file : each.here) step.owners[file] = rank;
-    encode_step(out, step);
+    walk_step(out, step);
   }
   return std::move(out).take();
 }
@@ -82,7 +49,8 @@ std::vector<SaidStep> united_steps(std::span<const Bytes> said) {
   for (const Bytes& bytes : said) {
     ByteReader in(bytes, "what a host holds");
     while (in.remaining() > 0) {
-      const SaidStep step = decode_step(in);
+      SaidStep step;
+      walk_step(in, step);
       const auto [known, is_new] = by_save.emplace(step.save_id, step);
       if (!is_new) unite(known->second, step);
     }

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/bytes.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/engine/training_run/look_internal.h"
 
 namespace tilestone::engine {
 
@@ -32,7 +35,18 @@ Bytes say_steps(std::span<const HeldStep> held, int rank);
 // Error(kCorrupt) for other bytes.
 std::vector<SaidStep> united_steps(std::span<const Bytes> said);
 
-void encode_step(ByteWriter& out, const SaidStep& step);
-SaidStep decode_step(ByteReader& in);
+// As in base/both_ways.h.
+void walk_step(auto& io, auto& step) {
+  both::varint(io, step.step);
+  both::text(io, step.save_id);
+  walk_lineage(io, step.lineage);
+  both::u8(io, step.drains);
+  both::varint(io, step.keeper);
+  both::each(io, step.owners, 1, [&](auto& rank) {
+    int next = rank + 1;
+    both::varint(io, next);
+    if constexpr (both::kReads<std::remove_reference_t<decltype(io)>>) rank = next - 1;
+  });
+}
 
 }  // namespace tilestone::engine

@@ -10,13 +10,11 @@
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/fast_tier/host_copies_internal.h"
-#include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
 #include "tilestone/engine/save/on_hosts_internal.h"
 #include "tilestone/storage/posix_storage.h"
 
-namespace tilestone {
-namespace engine {
+namespace tilestone::engine {
 namespace {
 
 constexpr std::chrono::seconds kMarkerTime{60};
@@ -71,32 +69,21 @@ class TierStep final : public HostStep {
   std::shared_ptr<Pending::State> drained_;  // null: it is over to the tier
 };
 
-const FastOptions& checked(const FastOptions& options) {
-  if (options.keep > 0 && options.drain_every > 0 && options.drain_bytes_per_second != 0) {
-    return options;
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "keep, drain_every and drain_bytes_per_second of a fast tier must be at least 1");
-}
-
 }  // namespace
 
 Tier::Tier(ManagedRun& run, FastOptions options, Communicator meeting, Communicator draining,
-           Communicator copying)
+           Communicator copying, const Deadline& deadline)
     : run_(run),
-      options_(checked(options)),
+      options_(std::move(options)),
       folder_(posix_storage(options_.path)),
       meeting_(std::move(meeting)),
       draining_(std::move(draining)),
       copying_(std::move(copying)),
-      drains_(
-          run.directory(), folder_, options_, [this] { mark(); },
-          [&run](uint64_t step) { run.prune_after(step); }) {}
-
-void Tier::meet(const Deadline& deadline) {
+      drains_(run.directory(), folder_, options_,
+              [&run](uint64_t step) { run.prune_after(step); }) {
   const auto check = [&] {
-    const Location& run = run_.directory().location();
-    if (Location(options_.path).resolved_identity() != run.resolved_identity()) return;
+    const Location& directory = run_.directory().location();
+    if (Location(options_.path).resolved_identity() != directory.resolved_identity()) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "the fast tier " + options_.path + " is the run's directory itself")
         .with_hint("give the hosts a directory of their own");
@@ -113,15 +100,21 @@ void Tier::refuse_in_child() const {
       .with_hint("go on with the manager in the parent, or make another one here");
 }
 
-Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::shared_ptr<Tier>& self) {
+Pending Tier::begin(uint64_t step, bool forced, RunStep& begun) {
   refuse_in_child();
   const bool drains = forced || step % options_.drain_every == 0;
   const std::string what =
       fmt::format("copying step {} to {}", step, run_.directory().location().describe());
   const auto drained = std::make_shared<Pending::State>(what, Deadline::never());
-  begun.hosts = std::make_shared<TierStep>(self, step, drains, drained);
+  begun.hosts = std::make_shared<TierStep>(shared_from_this(), step, drains, drained);
   if (options_.reuse) begun.reuse = to_reuse();
-  if (meeting_.is_coordinator()) begin_mark(lineage_of(begun.attributes).run);
+  const std::string run_id = lineage_of(begun.attributes).run;
+  if (meeting_.is_coordinator() && !run_id.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (run_id != marked_ && drains_in_.is_idle()) {
+      drains_in_.post([this, run_id] { mark(run_id); });
+    }
+  }
   return Pending(drained);
 }
 
@@ -148,45 +141,23 @@ std::optional<HeldStep> Tier::known(std::optional<uint64_t> step) {
   return save_id.empty() ? std::nullopt : folder_.find(save_id);
 }
 
-// Rank 0 says whether its host has the step; only it reads what is opened.
-std::string Tier::url_of(const Communicator& comm, uint64_t step, const Deadline& deadline) {
-  KeptStep about;
-  const auto say = [&](int round, const Bytes& answer) {
-    if (round == 0) return Bytes();
-    about.step = step;
-    about.save_id = as_text(answer);
-    const std::vector<int> owners(about.files.size(), 0);
-    const auto folder = folder_.at(HostFolder::folder_of(step, about.save_id));
-    opened_.emplace(about.save_id, hosts_storage(folder, about, owners, 0, nullptr));
-    return Bytes();
-  };
-  const auto decide = [&](int round, const std::vector<Bytes>&) {
-    if (round > 0) return Decision{to_bytes(about.save_id), true};
+// Rank 0 says whether its host has the step.
+std::string Tier::path_of(const Communicator& comm, uint64_t step, const Deadline& deadline) {
+  const auto decide = [&](int, const std::vector<Bytes>&) {
     const auto held = known(step);
-    if (held) about = held->about;
-    return Decision{to_bytes(about.save_id), !held};
+    return Decision{to_bytes(held ? folder_.at(held->folder)->describe() : ""), true};
   };
-  const Bytes found = agree(comm, "look for a step on the hosts", deadline, say, decide);
-  return found.empty() ? "" : opened_->url();
+  const auto say = [](int, const Bytes&) { return Bytes(); };
+  return std::string(as_text(agree(comm, "look for a step on the hosts", deadline, say, decide)));
 }
 
 // So that the run's steps on the hosts count after a restart even before one is drained. A run's
-// directory that hangs does not stop the save. What fails is tried again by the next save, and
-// before each try of a drain.
-void Tier::begin_mark(const std::string& run_id) {
+// directory that hangs does not stop the save. What fails is tried again by the next save.
+void Tier::mark(const std::string& run_id) {
   {
     const std::lock_guard lock(mutex_);
-    if (run_id == marked_ || run_id.empty()) return;
-    unmarked_ = run_id;
+    if (run_id == marked_) return;
   }
-  if (drains_in_.is_idle()) drains_in_.post([this] { mark(); });
-}
-
-void Tier::mark() {
-  std::unique_lock lock(mutex_);
-  const std::string run_id = unmarked_;
-  lock.unlock();
-  if (run_id.empty()) return;
   try {
     const std::string name = kRunMarker + run_id;
     run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
@@ -198,9 +169,8 @@ void Tier::mark() {
                     "restart does not find the steps on the hosts: {}",
                     error.what()));
   }
-  lock.lock();
+  const std::lock_guard lock(mutex_);
   marked_ = run_id;
-  if (unmarked_ == run_id) unmarked_.clear();
 }
 
 void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains) {
@@ -326,36 +296,4 @@ void Tier::end() {
   hosts_.claim.reset();
 }
 
-}  // namespace engine
-
-FastTier::FastTier(ManagedRun& run, FastOptions options, Communicator meeting,
-                   Communicator draining, Communicator copying, Deadline deadline)
-    : tier_(std::make_shared<engine::Tier>(run, std::move(options), std::move(meeting),
-                                           std::move(draining), std::move(copying))) {
-  tier_->meet(deadline);
-}
-
-FastTier::~FastTier() {
-  if (tier_ != nullptr) end();
-}
-
-Pending FastTier::begin(uint64_t step, bool forced, RunStep& begun) {
-  return tier_->begin(step, forced, begun, tier_);
-}
-bool FastTier::is_full() const { return tier_->is_full(); }
-void FastTier::leave(RunStep& begun, const std::string& why) { tier_->leave(begun, why); }
-void FastTier::went_straight() { tier_->went_straight(); }
-bool FastTier::has_begun(const RunStep& begun) const { return begun.hosts->has_begun(); }
-std::string FastTier::url_of(const Communicator& comm, uint64_t step,
-                             const Deadline& deadline) const {
-  return tier_->url_of(comm, step, deadline);
-}
-std::optional<uint64_t> FastTier::restore(const Communicator& comm, std::optional<uint64_t> step,
-                                          bool fallback, const ManagedRun::Limit& limit,
-                                          const Load& load) {
-  return tier_->restore(comm, step, fallback, limit, load);
-}
-void FastTier::wait(const Deadline& deadline) { tier_->wait(deadline); }
-void FastTier::end() { tier_->end(); }
-
-}  // namespace tilestone
+}  // namespace tilestone::engine

@@ -1,5 +1,8 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -64,55 +67,38 @@ bool is_as_hinted(Storage& storage, const StepInfo& hinted) {
          !is_saved_to(storage);
 }
 
-// Looks for items whose file is missing or too short, and that have no copy elsewhere.
-class Files {
- public:
-  Files(const Metadata& metadata, const Sizes& sizes) : metadata_(metadata), sizes_(sizes) {}
-
-  void check(const ItemLocation& at, bool has_intact_copy) {
-    if (!is_whole(at) && !has_intact_copy) lost_.emplace(metadata_.files.at(at.file), at);
-  }
-  bool is_whole(const ItemLocation& at) const {
-    const auto size = sizes_.find(metadata_.files.at(at.file));
-    return size != sizes_.end() && at.offset <= size->second &&
-           at.length <= size->second - at.offset;
-  }
-  std::optional<Error> error() const {
-    if (lost_.empty()) return std::nullopt;
-    const std::string& file = lost_.begin()->first;
-    const std::string what =
-        sizes_.contains(file) ? "a data file is too short" : "a data file is missing";
-    const size_t more = lost_.size() - 1;
-    return Error(ErrorCode::kCorrupt,
-                 more == 0 ? what : what + ", and " + std::to_string(more) + " more are incomplete")
-        .with_file(file);
-  }
-
- private:
-  const Metadata& metadata_;
-  const Sizes& sizes_;
-  std::map<std::string, ItemLocation> lost_;  // by file, the first item of it
-};
-
+// Items whose file is missing or too short, and that have no copy elsewhere.
 std::optional<Error> find_lost_files(const Opened& opened, const Sizes& sizes) {
   const Metadata& metadata = opened.metadata;
-  Files files(metadata, sizes);
+  std::set<std::string> lost;
+  const auto is_whole = [&](const ItemLocation& at) {
+    const auto size = sizes.find(metadata.files.at(at.file));
+    return size != sizes.end() && at.offset <= size->second &&
+           at.length <= size->second - at.offset;
+  };
+  const auto check = [&](const ItemLocation& at, bool has_intact_copy) {
+    if (!has_intact_copy && !is_whole(at)) lost.insert(metadata.files.at(at.file));
+  };
   for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
     const StoredTensor& tensor = metadata.tensors[t];
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
-      if (files.is_whole(tensor.chunks[c].at)) continue;
-      const auto copies = metadata.copies_of(t, c);
-      files.check(tensor.chunks[c].at,
-                  std::any_of(copies.begin(), copies.end(),
-                              [&](const auto& copy) { return files.is_whole(copy.at); }));
+      if (is_whole(tensor.chunks[c].at)) continue;
+      check(tensor.chunks[c].at,
+            std::ranges::any_of(metadata.copies_of(t, c),
+                                [&](const auto& copy) { return is_whole(copy.at); }));
     }
   }
   for (const StoredObject& object : metadata.objects) {
-    files.check(object.at, std::any_of(object.copies.begin(), object.copies.end(),
-                                       [&](const auto& copy) { return files.is_whole(copy); }));
+    check(object.at, std::ranges::any_of(object.copies, is_whole));
   }
-  if (opened.common) files.check(opened.common->at, !opened.common->copies.empty());
-  return files.error();
+  if (opened.common) check(opened.common->at, !opened.common->copies.empty());
+  if (lost.empty()) return std::nullopt;
+  const std::string& file = *lost.begin();
+  const size_t more = lost.size() - 1;
+  return Error(ErrorCode::kCorrupt,
+               fmt::format("a data file is {}{}", sizes.contains(file) ? "too short" : "missing",
+                           more == 0 ? "" : fmt::format(", and {} more are incomplete", more)))
+      .with_file(file);
 }
 
 // Data files with the index's save id are of a save that left a manifest.

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/storage/storage.h"
@@ -39,6 +41,17 @@ void follow(const RunDirectory& run, std::vector<StepInfo> steps,
 // Of several manifests, as a killed save leaves them, the one with the highest ordinal counts. If
 // one can't be read, `state` is kDamaged and `problem` says why.
 void read_lineage(Storage& storage, StepInfo& info);
+
+// In messages, as in base/both_ways.h.
+inline void walk_lineage(ByteWriter& out, const Lineage& lineage) {
+  const auto attributes = to_attributes(lineage);
+  both::text_map(out, attributes);
+}
+inline void walk_lineage(ByteReader& in, Lineage& lineage) {
+  std::map<std::string, std::string> attributes;
+  both::text_map(in, attributes);
+  lineage = lineage_of(attributes);
+}
 
 // Whether a load failed because of what is there, and not of what was asked for: a key that an
 // intact checkpoint lacks.

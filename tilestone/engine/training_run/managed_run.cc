@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "tilestone/base/both_ways.h"
 #include "tilestone/base/bytes.h"
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/or_log.h"
 #include "tilestone/base/per_process.h"
@@ -34,20 +36,21 @@ struct Chosen {
   std::string name = {};               // of the folder
   std::vector<std::string> lost = {};  // folders of damaged steps that were skipped
   std::string save_id = {};
-  Lineage lineage = {};  // without the parent
+  Lineage lineage = {};
 };
+
+// As in base/both_ways.h.
+void walk_choice(auto& io, auto& chosen) {
+  both::varint(io, chosen.step);
+  both::text(io, chosen.name);
+  both::text(io, chosen.save_id);
+  engine::walk_lineage(io, chosen.lineage);
+  both::texts(io, chosen.lost);
+}
 
 Bytes encode_choice(const std::optional<Chosen>& chosen) {
   ByteWriter writer;
-  if (!chosen) return std::move(writer).take();
-  writer.varint(chosen->step);
-  writer.string(chosen->name);
-  writer.string(chosen->save_id);
-  writer.string(chosen->lineage.run);
-  writer.varint(chosen->lineage.ordinal);
-  writer.u8(chosen->lineage.after.has_value());
-  writer.varint(chosen->lineage.after.value_or(0));
-  for (const std::string& name : chosen->lost) writer.string(name);
+  if (chosen) walk_choice(writer, *chosen);
   return std::move(writer).take();
 }
 
@@ -55,15 +58,7 @@ std::optional<Chosen> decode_choice(ByteView bytes) {
   if (bytes.empty()) return std::nullopt;
   ByteReader reader(bytes, kChoice);
   Chosen chosen;
-  chosen.step = reader.varint();
-  chosen.name = reader.string();
-  chosen.save_id = reader.string();
-  chosen.lineage.run = reader.string();
-  chosen.lineage.ordinal = reader.varint();
-  const bool has_after = reader.u8() != 0;
-  const uint64_t after = reader.varint();
-  if (has_after) chosen.lineage.after = after;
-  while (reader.remaining() > 0) chosen.lost.emplace_back(reader.string());
+  walk_choice(reader, chosen);
   return chosen;
 }
 
@@ -91,35 +86,24 @@ Chosen chosen_of(StepInfo step, std::vector<std::string> lost = {}) {
 constexpr double kFirstPause = 0.1;  // seconds until ranks look again, each time twice as long
 constexpr int kLooks = 5;            // in all 1.5 s
 
-// The names that ranks see, which another program may be changing at the moment.
-Bytes encode_names(const std::vector<StepInfo>& steps) {
-  ByteWriter writer;
-  for (const StepInfo& step : steps) writer.string(step.name);
-  return std::move(writer).take();
-}
-
-std::set<std::string> decode_names(const Bytes& bytes) {
-  ByteReader reader(bytes, "names of steps");
-  std::set<std::string> names;
-  while (reader.remaining() > 0) names.emplace(reader.string());
-  return names;
-}
-
-std::string names_text(const std::set<std::string>& names) {
-  if (names.empty()) return "no step";
-  if (names.size() == 1) return *names.begin();
-  return fmt::format("{}, the last one {}", counted(names.size(), "step"), *names.rbegin());
+// What a rank sees, which another program may be changing at the moment.
+std::string seen_text(const std::vector<StepInfo>& steps) {
+  if (steps.empty()) return "no step";
+  if (steps.size() == 1) return steps[0].name;
+  std::string names;
+  for (const StepInfo& each : steps) names += each.name + '/';
+  return fmt::format("{}, the last one {}, XXH3 of the names {:016x}",
+                     counted(steps.size(), "step"), steps.back().name, xxh3_64(as_bytes(names)));
 }
 
 Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
   std::map<Bytes, std::vector<int>> ranks;
   for (size_t rank = 0; rank < said.size(); ++rank)
     ranks[said[rank]].push_back(static_cast<int>(rank));
-  std::string who =
-      engine::ranks_text(ranks.at(said[0])) + ": " + names_text(decode_names(said[0]));
-  for (const auto& [bytes, with_it] : ranks) {
-    if (bytes == said[0]) continue;
-    who += "; " + engine::ranks_text(with_it) + ": " + names_text(decode_names(bytes));
+  std::string who;
+  for (const auto& [seen, with_it] : ranks) {
+    who += fmt::format("{}{}: {}", who.empty() ? "" : "; ", engine::ranks_text(with_it),
+                       as_text(seen));
   }
   const auto other =
       std::find_if(said.begin(), said.end(), [&](const Bytes& bytes) { return bytes != said[0]; });
@@ -146,12 +130,12 @@ Bytes decided_on_same_steps(const RunDirectory& run, const Communicator& comm, c
   const auto say = [&](int round, const Bytes&) {
     const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    return engine::with_terms(encode_names(run.list()), terms);
+    return engine::with_terms(to_bytes(seen_text(run.list())), terms);
   };
   return agree(comm, work, deadline, say, [&](int round, std::vector<Bytes> said) {
     engine::agree_on_terms(said);
     const bool same =
-        std::all_of(said.begin(), said.end(), [&](const Bytes& names) { return names == said[0]; });
+        std::all_of(said.begin(), said.end(), [&](const Bytes& seen) { return seen == said[0]; });
     if (!same && round + 1 == kLooks) throw different_steps(run, said);
     return Decision{same ? decide() : Bytes(), same};
   });

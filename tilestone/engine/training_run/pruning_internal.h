@@ -2,48 +2,40 @@
 // and pruning.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
+#include "tilestone/engine/run/worker_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 
 namespace tilestone::engine {
 
-// Thread-safe. Its thread starts with the first pruning. The destructor waits for what was begun
-// and what was asked for.
+// Thread-safe. The destructor waits for what was begun and what was asked for.
 class Pruning {
  public:
   // nullopt: nothing is pruned.
   Pruning(RunDirectory run, std::optional<Keep> keep)
       : run_(std::move(run)), keep_(std::move(keep)) {}
-  ~Pruning();
-  Pruning(const Pruning&) = delete;
-  Pruning& operator=(const Pruning&) = delete;
 
   // Begins soon, once for the newest of the steps that were given, which are looked at again.
   void after(uint64_t saved);
-  void wait();  // until nothing is done and nothing was asked for
-  void end();   // the same; from then on nothing is done
+  void wait() { worker_.wait(); }  // until nothing is done and nothing was asked for
+  void end() { worker_.end(); }    // the same; from then on nothing is done
 
  private:
-  void serve();
+  void prune();
 
   const RunDirectory run_;
   const std::optional<Keep> keep_;
   std::map<std::string, StepInfo> known_;  // used by the thread only
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<uint64_t> asked_;
-  std::set<uint64_t> saved_;  // that were given since the last pruning
-  bool busy_ = false;
-  bool ends_ = false;
-  std::thread thread_;
+  std::mutex mutex_;                       // guards saved_
+  std::vector<uint64_t> saved_;            // that were given since the last pruning
+  Worker worker_;                          // last: it uses the others
 };
 
 }  // namespace tilestone::engine

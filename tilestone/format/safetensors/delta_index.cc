@@ -15,7 +15,6 @@
 #include "tilestone/base/file_name.h"
 #include "tilestone/base/sha256.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
-#include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/geometry/coverage.h"
 
@@ -234,25 +233,23 @@ std::string delta_entry(const DeltaTensor& tensor, const DeltaPiece& piece) {
   return piece.box.shape == tensor.shape ? tensor.key : tensor.key + to_string(piece.box);
 }
 
-Bytes write_delta_header(std::span<const DeltaEntry> entries, const DeltaIndex* index) {
-  std::vector<safetensors::HeaderTensor> tensors;
+Bytes write_delta_header(const DeltaEntries& entries, const DeltaIndex* index) {
   std::set<std::string_view> keys;
-  for (const DeltaEntry& entry : entries) {
+  for (const safetensors::HeaderTensor& entry : entries) {
     check_safetensors(entry.key, entry.dtype, entry.shape);
     if (!keys.insert(entry.key).second) {
       throw Error(ErrorCode::kInvalidArgument, "two tensors of the delta would get the same key")
           .with_key(entry.key);
     }
-    tensors.push_back({.key = entry.key, .dtype = entry.dtype, .shape = entry.shape});
   }
-  if (index == nullptr) return safetensors::write_header(tensors);
+  if (index == nullptr) return safetensors::write_header(entries);
   Json json = Json::array();
   for (const DeltaTensor& tensor : index->tensors) {
     check_safetensors(tensor.key, DType::kUInt8, {});
     json.push_back(json_of(tensor));
   }
   const Bytes bytes =
-      safetensors::write_header(tensors, {{"format", kFormat},
+      safetensors::write_header(entries, {{"format", kFormat},
                                           {"version", std::to_string(DeltaIndex::kVersion)},
                                           {"base", index->base},
                                           {"result", index->result},
@@ -263,17 +260,13 @@ Bytes write_delta_header(std::span<const DeltaEntry> entries, const DeltaIndex* 
                           bytes.size(), safetensors::kMaxHeader));
 }
 
-uint64_t delta_header_length(ByteView first, uint64_t file_size, const std::string& file) {
-  return safetensors::header_length(first, file_size, file);
-}
-
 DeltaHeader parse_delta_header(ByteView text, uint64_t file_size, const std::string& file) {
   DeltaHeader header;
-  const uint64_t data = kDeltaHeaderBegin + text.size();
+  const uint64_t data = safetensors::kLengthBytes + text.size();
   for (safetensors::HeaderTensor& tensor : safetensors::parse_header(text, file_size, file)) {
-    DeltaEntry entry{tensor.key, tensor.dtype, tensor.shape, data + tensor.begin,
-                     data + tensor.end};
-    header.entries.emplace(std::move(tensor.key), std::move(entry));
+    tensor.begin += data;
+    tensor.end += data;
+    header.entries.emplace(tensor.key, std::move(tensor));
   }
   try {
     header.index = index_in(as_text(text));

@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
+#include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/geometry/box.h"
 
 namespace tilestone {
@@ -76,26 +76,18 @@ inline constexpr std::string_view kDeltaPositions = ".positions";
 inline constexpr std::string_view kDeltaValues = ".values";
 inline constexpr std::string_view kDeltaXor = ".xor";
 
-// A tensor of the file.
-struct DeltaEntry {
-  std::string key;
-  DType dtype = DType::kUInt8;
-  Dims shape;
-  uint64_t begin = 0;  // from the beginning of the file, bytes
-  uint64_t end = 0;
-};
-// The beginning of a safetensors file with these entries, one after the other (`begin` and `end`
-// are ignored), and, unless null, the index. Throws Error(kInvalidArgument), naming the key, for a
-// key that is not UTF-8 or if two entries have the same one.
-Bytes write_delta_header(std::span<const DeltaEntry> entries, const DeltaIndex* index);
+// The tensors of the file.
+using DeltaEntries = std::vector<safetensors::HeaderTensor>;
+// The beginning of a safetensors file with these entries, one after the other, and, unless null,
+// the index. Throws Error(kInvalidArgument), naming the key, for a key that is not UTF-8 or if two
+// entries have the same one.
+Bytes write_delta_header(const DeltaEntries& entries, const DeltaIndex* index);
 
 struct DeltaHeader {
-  std::map<std::string, DeltaEntry, std::less<>> entries;
+  // By key; `begin` and `end` are counted from the beginning of the file.
+  std::map<std::string, safetensors::HeaderTensor, std::less<>> entries;
   std::optional<DeltaIndex> index;  // nullopt: an ordinary safetensors file
 };
-// The bytes before a header's text, and its length, from them and the file's size.
-inline constexpr uint64_t kDeltaHeaderBegin = 8;
-uint64_t delta_header_length(ByteView first, uint64_t file_size, const std::string& file);
 // Throws Error(kCorrupt), or kUnsupported for an index of a later version, naming `file`.
 DeltaHeader parse_delta_header(ByteView text, uint64_t file_size, const std::string& file);
 

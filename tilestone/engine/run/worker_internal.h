@@ -1,5 +1,4 @@
-// A thread that does what it is given, one after the other. It owns a communicator: the ranks give
-// their threads the same work in the same order.
+// A thread that does what it is given, one after the other.
 #pragma once
 
 #include <unistd.h>
@@ -17,6 +16,8 @@
 
 namespace tilestone::engine {
 
+// Thread-safe. If the work uses a communicator, nothing else does, and the ranks give their workers
+// the same work in the same order.
 class Worker {
  public:
   Worker() = default;
@@ -40,7 +41,7 @@ class Worker {
   void run(const std::function<void()>& work) {
     const auto task = std::make_shared<std::packaged_task<void()>>(work);
     if (!post([task] { (*task)(); })) {
-      throw Error(ErrorCode::kInterrupted, "the fast tier is closed");
+      throw Error(ErrorCode::kInterrupted, "the manager of the run is closed");
     }
     task->get_future().get();
   }
@@ -49,6 +50,12 @@ class Worker {
   bool is_idle() {
     const std::lock_guard lock(mutex_);
     return waiting_.empty() && !busy_;
+  }
+
+  // Waits until that is so.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_.empty() && !busy_; });
   }
 
   // Waits for all that was given; from then on nothing is done. In a forked child, nothing.
