@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -445,8 +446,7 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         "tied": base,  # the same bytes under two keys
         "row": base[1],
         "turned": base.t(),
-        "conj": torch.view_as_complex(base.reshape(12, 2).clone()).conj(),  # only marked as conjugated
-        "neg": torch.view_as_complex(base.reshape(12, 2).clone()).conj().imag,
+        "pair": (base, {"n": 3}),
         "half": torch.arange(5, dtype=torch.bfloat16),
         "empty": torch.zeros(0, 3),
         "groups": [{"lr": 0.5, "params": [0, 1]}],
@@ -459,9 +459,10 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         assert torch.equal(torch.as_tensor(ckpt["turned"][2:4]), base.t()[2:4])
         assert ckpt.verify().ok
     loaded = tilestone.load(path)
-    for key in ("w", "tied", "row", "turned", "conj", "neg", "half", "empty"):
+    for key in ("w", "tied", "row", "turned", "half", "empty"):
         assert torch.equal(torch.as_tensor(loaded[key]), state[key]), key
     assert loaded["groups"] == state["groups"] and loaded[7] == "seven"
+    assert torch.equal(torch.as_tensor(loaded["pair"][0]), base) and loaded["pair"][1] == {"n": 3}
     target = {"w": torch.zeros(4, 6), "half": torch.zeros(5, dtype=torch.bfloat16)}
     tilestone.load(target, path)
     assert torch.equal(target["w"], base) and torch.equal(target["half"], state["half"])
@@ -476,6 +477,20 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
     with pytest.raises(tilestone.AlreadyExistsError, match="the location is a file"):
         tilestone.save({"w": base}, path, overwrite=True)
     assert torch.equal(torch.load(path, weights_only=True)["w"], base)
+
+
+def test_what_holds_or_computes_tensors_in_a_file_of_torch_save_is_refused_by_key(
+    tmp_path: pathlib.Path,
+) -> None:
+    base = torch.arange(4.0)
+    lazy = torch.view_as_complex(base.reshape(2, 2)).conj()  # only marked as conjugated
+    torch.save({"w": base, "c": lazy, "o": types.SimpleNamespace(w=base)}, tmp_path / "a.pt")
+    with tilestone.open(tmp_path / "a.pt") as ckpt:
+        assert ckpt["w"][...].tolist() == [0, 1, 2, 3]
+        for key, why in (("c", "lazily conjugated"), ("o", "an object that holds tensors")):
+            with pytest.raises(tilestone.UnsupportedError, match=why):
+                ckpt[key]
+        assert ckpt.verify().ok
 
 
 def test_a_checkpoint_becomes_a_file_of_torch_save(tmp_path: pathlib.Path) -> None:

@@ -40,6 +40,11 @@ std::span<const DType> all_dtypes();
 uint64_t itemsize(DType dtype);           // bytes per element
 std::string_view to_string(DType dtype);  // torch's name: "bfloat16", "float8_e4m3fn"
 std::optional<DType> parse_dtype(std::string_view name);  // inverse of to_string; nullopt: unknown
+bool is_complex(DType dtype);
+// Whether a load with `cast` converts elements. Every dtype converts to itself. Complex numbers do
+// not convert to real ones, which would lose the imaginary part. kFloat4E2M1FNX2 converts to and
+// from no other dtype. All other pairs convert.
+bool is_convertible(DType from, DType to);
 
 // The dtype whose elements have the C++ type T: bool, integers of 8 to 64 bits, float, double,
 // std::complex<float> and std::complex<double>. nullopt for all other types, such as char and

@@ -76,35 +76,35 @@ Error::Error(ErrorCode code, std::string message) : code_(code), message_(std::m
   render();
 }
 
-Error& Error::with_key(std::string_view key) & {
+Error& Error::with_key(std::string_view key) {
   set_if_empty(key_, key);
   render();
   return *this;
 }
 
-Error& Error::with_file(std::string_view file) & {
+Error& Error::with_file(std::string_view file) {
   set_if_empty(file_, file);
   render();
   return *this;
 }
 
-Error& Error::with_rank(int rank) & {
+Error& Error::with_rank(int rank) {
   if (rank_ < 0) rank_ = rank;
   render();
   return *this;
 }
 
-Error& Error::with_hint(std::string_view hint) & {
+Error& Error::with_hint(std::string_view hint) {
   return with_hint(hint.empty() ? Hint() : Hint{{std::string(hint)}});
 }
 
-Error& Error::with_hint(Hint hint) & {
+Error& Error::with_hint(Hint hint) {
   if (hint_.empty()) hint_ = std::move(hint);
   render();
   return *this;
 }
 
-Error& Error::with_reason(Reason reason) & {
+Error& Error::with_reason(Reason reason) {
   if (reason_ == Reason::kNone) reason_ = reason;
   return *this;
 }
@@ -123,26 +123,15 @@ Error Error::with_advice(Advice advice) const {
   return error;
 }
 
-Error& Error::with_errno(int value) & {
+Error& Error::with_errno(int value) {
   if (errno_ == 0) errno_ = value;
   render();
   return *this;
 }
 
-Error& Error::with_cause(std::exception_ptr cause) & {
+Error& Error::with_cause(std::exception_ptr cause) {
   if (cause_ == nullptr) cause_ = std::move(cause);
   return *this;
-}
-
-Error&& Error::with_key(std::string_view key) && { return std::move(with_key(key)); }
-Error&& Error::with_file(std::string_view file) && { return std::move(with_file(file)); }
-Error&& Error::with_rank(int rank) && { return std::move(with_rank(rank)); }
-Error&& Error::with_hint(std::string_view hint) && { return std::move(with_hint(hint)); }
-Error&& Error::with_hint(Hint hint) && { return std::move(with_hint(std::move(hint))); }
-Error&& Error::with_reason(Reason reason) && { return std::move(with_reason(reason)); }
-Error&& Error::with_errno(int value) && { return std::move(with_errno(value)); }
-Error&& Error::with_cause(std::exception_ptr cause) && {
-  return std::move(with_cause(std::move(cause)));
 }
 
 void Error::render() {

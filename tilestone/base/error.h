@@ -80,23 +80,15 @@ class Error : public std::exception {
 
   // Add context at the throw site: throw Error(...).with_key(k).with_file(f).
   // A field that is already set keeps its value, because the innermost frame knows best.
-  Error& with_key(std::string_view key) &;
-  Error& with_file(std::string_view file) &;
-  Error& with_rank(int rank) &;
-  Error& with_hint(std::string_view hint) &;
-  Error& with_hint(Hint hint) &;
-  Error& with_reason(Reason reason) &;
-  Error& with_errno(int value) &;
-  Error&& with_key(std::string_view key) &&;
-  Error&& with_file(std::string_view file) &&;
-  Error&& with_rank(int rank) &&;
-  Error&& with_hint(std::string_view hint) &&;
-  Error&& with_hint(Hint hint) &&;
-  Error&& with_reason(Reason reason) &&;
-  Error&& with_errno(int value) &&;
+  Error& with_key(std::string_view key);
+  Error& with_file(std::string_view file);
+  Error& with_rank(int rank);
+  Error& with_hint(std::string_view hint);
+  Error& with_hint(Hint hint);
+  Error& with_reason(Reason reason);
+  Error& with_errno(int value);
   // The exception that this error was made from (see current_error). encode() leaves it out.
-  Error& with_cause(std::exception_ptr cause) &;
-  Error&& with_cause(std::exception_ptr cause) &&;
+  Error& with_cause(std::exception_ptr cause);
 
   // The same error with another message.
   Error with_message(std::string message) const;

@@ -23,24 +23,21 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kSummaryAbove = 1000;  // elements
 constexpr int64_t kEdge = 3;             // elements shown at each end of a summarised dim
 
-// The type in which a dtype's elements are printed: the dtype itself, or one that holds its values
-// exactly.
+// The type in which a dtype's elements are printed: one that holds its values exactly.
 DType printed_as(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat8E4M3FN:
-    case DType::kFloat8E5M2:
-    case DType::kFloat8E4M3FNUZ:
-    case DType::kFloat8E5M2FNUZ:
-    case DType::kFloat8E8M0FNU:
-      return DType::kFloat32;
+    case DType::kBool:
+    case DType::kUInt64:
+    case DType::kFloat64:
+    case DType::kComplex128:
+      return dtype;
     case DType::kComplex32:
+    case DType::kComplex64:
       return DType::kComplex64;
-    case DType::kFloat4E2M1FNX2:
+    case DType::kFloat4E2M1FNX2:  // pairs, which have no value
       return DType::kUInt8;
     default:
-      return dtype;
+      return dtype <= DType::kInt64 ? DType::kInt64 : DType::kFloat32;
   }
 }
 
@@ -75,16 +72,6 @@ std::string element_text(const TensorView& t, int64_t i) {
       return element<uint8_t>(t, i) != 0 ? "True" : "False";
     case DType::kUInt8:
       return fmt::format("{}", element<uint8_t>(t, i));
-    case DType::kInt8:
-      return fmt::format("{}", element<int8_t>(t, i));
-    case DType::kUInt16:
-      return fmt::format("{}", element<uint16_t>(t, i));
-    case DType::kInt16:
-      return fmt::format("{}", element<int16_t>(t, i));
-    case DType::kUInt32:
-      return fmt::format("{}", element<uint32_t>(t, i));
-    case DType::kInt32:
-      return fmt::format("{}", element<int32_t>(t, i));
     case DType::kUInt64:
       return fmt::format("{}", element<uint64_t>(t, i));
     case DType::kInt64:
@@ -178,7 +165,7 @@ int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
                 {"shape", box.shape.span()},
                 {"offset", box.offset.span()}};
     out["values"] = json_values(data, 0, 0, count);
-    fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+    print_json(out, -1);
     return kOk;
   }
   std::string text;
@@ -249,7 +236,7 @@ int cat_below(const Checkpoint& checkpoint, const std::vector<std::string>& keys
     out["entries"][key] = std::move(entry);
     if (!options.json) fmt::print("{}: {}\n", printable(key), text);
   }
-  if (options.json) fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (options.json) print_json(out, -1);
   return kOk;
 }
 
@@ -267,7 +254,7 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
                       {"kind", to_string(value.kind())},
                       {"value", json_value(value)},
                       {"repr", text}};
-    fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+    print_json(out, -1);
   } else {
     fmt::print("{}\n", text);
   }

@@ -4,6 +4,7 @@
 // slowly.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,7 @@ struct ConvertCommand {
   std::string cast;
   std::string optimizer;
   std::string layout;
-  std::string shard_size;
+  uint64_t shard_bytes = 0;
   bool dry_run = false;
   bool json = false;
 };

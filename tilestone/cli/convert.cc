@@ -2,12 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 #include "tilestone/cli/commands.h"
@@ -20,38 +18,6 @@ namespace tilestone::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// "5GB", "500MiB", "1000000": bytes. Error(kInvalidArgument) for anything else.
-uint64_t parse_size(const std::string& text) {
-  static constexpr std::pair<std::string_view, uint64_t> kUnits[] = {
-      {"", 1},
-      {"B", 1},
-      {"KB", 1000},
-      {"MB", 1'000'000},
-      {"GB", 1'000'000'000},
-      {"TB", 1'000'000'000'000},
-      {"KIB", 1ull << 10},
-      {"MIB", 1ull << 20},
-      {"GIB", 1ull << 30},
-      {"TIB", 1ull << 40},
-  };
-  size_t end = 0;
-  double number = 0;
-  try {
-    number = std::stod(text, &end);
-  } catch (const std::logic_error&) {
-    end = 0;
-  }
-  std::string unit = end > 0 ? text.substr(end) : "";
-  while (!unit.empty() && unit.front() == ' ') unit.erase(0, 1);
-  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const auto& [name, bytes] : kUnits) {
-    if (end == 0 || unit != name) continue;
-    const double size = number * static_cast<double>(bytes);
-    if (size >= 1 && size < 1e18) return static_cast<uint64_t>(size);
-  }
-  throw Error(ErrorCode::kInvalidArgument, "\"" + text + "\" is not a size such as 5GB or 500MiB");
-}
 
 std::string file_text(const std::string& path) {
   std::ifstream file(path);
@@ -84,13 +50,13 @@ ConvertOptions options_of(const ConvertCommand& command) {
   }
   options.optimizer = command.optimizer;
   options.layout_file = command.layout;
-  if (!command.shard_size.empty()) options.shard_bytes = parse_size(command.shard_size);
+  options.shard_bytes = command.shard_bytes;
   options.dry_run = command.dry_run;
   options.reading.follow_links = command.follow_links;
   return options;
 }
 
-void print_json(const ConvertResult& result, bool written) {
+Json json_of(const ConvertResult& result, bool written) {
   Json out = {{"written", written},          {"format", result.format},
               {"dialect", result.dialect},   {"bytes", result.bytes},
               {"left_out", result.left_out}, {"common_state", result.has_common},
@@ -106,7 +72,7 @@ void print_json(const ConvertResult& result, bool written) {
     if (!key.file.empty()) entry["file"] = key.file;
     out["keys"].push_back(std::move(entry));
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  return out;
 }
 
 void print_keys(const ConvertResult& result) {
@@ -152,7 +118,7 @@ int convert(const ConvertCommand& command) {
     result = tilestone::convert(source, Location(command.target), options);
   });
   if (command.json) {
-    print_json(result, !command.dry_run);
+    print_json(json_of(result, !command.dry_run));
     return kOk;
   }
   if (command.dry_run) print_keys(result);

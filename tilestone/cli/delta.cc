@@ -13,18 +13,17 @@
 namespace tilestone::cli {
 namespace {
 
-void print_json(const DeltaReport& report) {
-  const nlohmann::ordered_json out = {{"base", report.base},
-                                      {"result", report.result},
-                                      {"unchanged", report.unchanged},
-                                      {"changed", report.changed},
-                                      {"added", report.added},
-                                      {"removed", report.removed},
-                                      {"objects_left_out", report.left_out},
-                                      {"bytes", report.bytes},
-                                      {"whole_bytes", report.whole_bytes},
-                                      {"seconds", report.seconds}};
-  fmt::print("{}\n", out.dump(2));
+nlohmann::ordered_json json_of(const DeltaReport& report) {
+  return {{"base", report.base},
+          {"result", report.result},
+          {"unchanged", report.unchanged},
+          {"changed", report.changed},
+          {"added", report.added},
+          {"removed", report.removed},
+          {"objects_left_out", report.left_out},
+          {"bytes", report.bytes},
+          {"whole_bytes", report.whole_bytes},
+          {"seconds", report.seconds}};
 }
 
 }  // namespace
@@ -40,7 +39,7 @@ int delta(const DeltaCommand& command) {
                         location_of(command.b, command.follow_links), command.path, options);
   });
   if (command.json) {
-    print_json(report);
+    print_json(json_of(report));
     return kOk;
   }
   fmt::print("{} changed, {} unchanged, {} added, {} removed\n", counted(report.changed, "tensor"),

@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-void print_json(const DiffReport& report) {
+Json json_of(const DiffReport& report) {
   Json out = {{"same", report.same()},
               {"equal_tensors", report.equal_tensors},
               {"equal_objects", report.equal_objects},
@@ -44,7 +44,7 @@ void print_json(const DiffReport& report) {
     }
     out["differences"].push_back(std::move(entry));
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  return out;
 }
 
 // What is said of a difference, in parts that stand on one line if they fit.
@@ -118,7 +118,7 @@ int diff(const DiffCommand& command) {
                              location_of(command.b, command.follow_links), options);
   });
   if (command.json) {
-    print_json(report);
+    print_json(json_of(report));
     return report.same() ? kOk : kDamaged;
   }
   const size_t width = command.wide ? 0 : terminal_width();

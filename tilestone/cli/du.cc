@@ -49,25 +49,12 @@ template <typename NameOf>
 std::vector<Usage> by_file(const Metadata& metadata, const std::vector<std::string>& patterns,
                            const NameOf& name_of) {
   std::map<std::string, Usage> rows;
-  const auto row_of = [&](const ItemLocation& at) -> Usage& {
+  for_each_item(metadata, [&](const std::string& key, const ItemLocation& at, bool is_object) {
+    if (!matches(patterns, key)) return;
     Usage& row = rows[name_of(metadata.files[at.file])];
     row.bytes += at.length;
-    return row;
-  };
-  for (const StoredTensor& tensor : metadata.tensors) {
-    if (!matches(patterns, tensor.key)) continue;
-    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
-      if (tensor.first_of_item(c) == c) ++row_of(tensor.chunks[c].at).tensors;
-    }
-  }
-  for (const StoredCopy& copy : metadata.copies) {
-    if (matches(patterns, metadata.tensors[copy.tensor].key)) ++row_of(copy.at).tensors;
-  }
-  for (const StoredObject& object : metadata.objects) {
-    if (!matches(patterns, object.key)) continue;
-    ++row_of(object.at).objects;
-    for (const ItemLocation& copy : object.copies) ++row_of(copy).objects;
-  }
+    ++(is_object ? row.objects : row.tensors);
+  });
   std::vector<Usage> found;
   for (auto& [name, row] : rows) {
     row.name = name;
@@ -119,7 +106,7 @@ int du(const DuOptions& options) {
                              {"objects", row.objects},
                              {"bytes", row.bytes}});
     }
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(out);
     if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
     return kOk;
   }

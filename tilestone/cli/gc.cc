@@ -106,8 +106,8 @@ std::string kind_of(const Leftover& file) {
   return printable(file.what.substr(0, file.what.find(" of the save ")));
 }
 
-// The table for a terminal: the reasons, which are long, stand below it, each once.
-void print_narrow(const std::vector<Leftover>& files) {
+// The reasons, which are long, stand below the table, each once.
+void print_table(const std::vector<Leftover>& files, bool wide) {
   std::vector<std::string> reasons;
   Table table({"FILE", "SIZE", "WHAT", "WHY"}, "lrlr");
   for (const Leftover& file : files) {
@@ -116,17 +116,8 @@ void print_narrow(const std::vector<Leftover>& files) {
     table.add({printable(file.name), human_bytes(file.size), kind_of(file),
                std::to_string(reason - reasons.begin() + 1)});
   }
-  table.print();
+  table.print(wide);
   for (size_t i = 0; i < reasons.size(); ++i) fmt::print("{}: {}\n", i + 1, printable(reasons[i]));
-}
-
-void print_table(const std::vector<Leftover>& files) {
-  Table table({"FILE", "SIZE", "WHAT", "WHY"}, "lrll");
-  for (const Leftover& file : files) {
-    table.add(
-        {printable(file.name), human_bytes(file.size), printable(file.what), printable(file.why)});
-  }
-  table.print(true);
 }
 
 void print_text(const Cleaned& cleaned, const GcOptions& options) {
@@ -138,11 +129,7 @@ void print_text(const Cleaned& cleaned, const GcOptions& options) {
     fmt::print("no leftovers\n");
     return;
   }
-  if (options.wide || terminal_width() == 0) {
-    print_table(files);
-  } else {
-    print_narrow(files);
-  }
+  print_table(files, options.wide);
   fmt::print("\n{}, {}: {}\n", counted(files.size(), "leftover"), human_bytes(sum_of(files)),
              options.remove ? "removed" : "not removed; --delete removes them");
 }
@@ -150,7 +137,6 @@ void print_text(const Cleaned& cleaned, const GcOptions& options) {
 }  // namespace
 
 int gc(const GcOptions& options) {
-  const bool several = options.at.paths.size() > 1;
   if (options.abandon) {
     if (!options.at.is_one_checkpoint()) {
       throw Error(ErrorCode::kInvalidArgument, "--abandon is for one location, not for a run");
@@ -167,24 +153,14 @@ int gc(const GcOptions& options) {
       !std::all_of(options.at.paths.begin(), options.at.paths.end(), is_run)) {
     throw Error(ErrorCode::kInvalidArgument, "--line is for the directory of a run");
   }
-  auto all = nlohmann::ordered_json::array();
-  const auto clean_path = [&](const std::string& path) {
+  const std::vector<std::string>& paths = options.at.paths;
+  return for_each_path(paths, paths.size() == 1, options.json, [&](const std::string& path) {
     const Cleaned cleaned = options.at.is_run(path)
                                 ? clean_run(options.at.run(path), options)
                                 : clean(location_of(path, options.at.follow_links), options);
-    if (several && !options.json) fmt::print("{}:\n", printable(path));
     if (!options.json) print_text(cleaned, options);
-    all.push_back(json_of(cleaned, options.remove));
-    if (several) all.back()["path"] = path;
-    return kOk;
-  };
-  const int code =
-      several ? for_each_path(options.at.paths, clean_path) : clean_path(options.at.paths.front());
-  if (options.json) {
-    fmt::print("{}\n", (several ? all : all.front())
-                           .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-  }
-  return code;
+    return Said{kOk, json_of(cleaned, options.remove)};
+  });
 }
 
 }  // namespace tilestone::cli

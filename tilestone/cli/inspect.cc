@@ -12,7 +12,6 @@
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
-#include "tilestone/cli/picture.h"
 #include "tilestone/cli/run.h"
 
 namespace tilestone::cli {
@@ -38,21 +37,10 @@ struct FileUse {
 
 std::vector<FileUse> use_of_files(const Metadata& metadata) {
   std::vector<FileUse> uses(metadata.files.size());
-  const auto add = [&](const ItemLocation& at) {
+  for_each_item(metadata, [&](const std::string&, const ItemLocation& at, bool) {
     ++uses[at.file].items;
     uses[at.file].bytes += at.length;
-  };
-  for (const StoredTensor& tensor : metadata.tensors) {
-    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
-      if (tensor.first_of_item(c) == c) add(tensor.chunks[c].at);
-    }
-  }
-  for (const StoredCopy& copy : metadata.copies) add(copy.at);
-  for (const StoredObject& object : metadata.objects) {
-    add(object.at);
-    for (const ItemLocation& copy : object.copies) add(copy);
-    for (const ItemLocation& copy : object.unlike) add(copy);
-  }
+  });
   return uses;
 }
 
@@ -191,7 +179,7 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   const std::vector<FileUse> uses = use_of_files(metadata);
   if (options.json) {
     const Json out = whole_json(checkpoint, uses);
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(out);
     return kOk;
   }
   print_whole(checkpoint, options.path);
@@ -210,27 +198,8 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   return kOk;
 }
 
-void print_picture(const StoredTensor& tensor) {
-  const Picture picture = draw_chunks(tensor);
-  if (picture.lines.empty() || picture.column_dim < 0) return;
-  if (picture.row_dim >= 0) {
-    fmt::print("dim {} is drawn down, dim {} to the right\n", picture.row_dim, picture.column_dim);
-  } else {
-    fmt::print("dim {} is drawn to the right\n", picture.column_dim);
-  }
-  const std::string edge(picture.lines.front().size(), '-');
-  fmt::print("  +{}+\n", edge);
-  for (const std::string& line : picture.lines) fmt::print("  |{}|\n", line);
-  fmt::print("  +{}+\n", edge);
-}
-
-// The copies of a tensor's chunks. Metadata::copies is sorted by tensor.
-std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTensor& tensor) {
-  const auto number = static_cast<uint32_t>(&tensor - metadata.tensors.data());
-  const auto [begin, end] = std::equal_range(
-      metadata.copies.begin(), metadata.copies.end(), StoredCopy{number, 0, {}},
-      [](const StoredCopy& a, const StoredCopy& b) { return a.tensor < b.tensor; });
-  return {begin, end};
+uint32_t number_of(const Metadata& metadata, const StoredTensor& tensor) {
+  return static_cast<uint32_t>(&tensor - metadata.tensors.data());
 }
 
 Json tensor_json(const Metadata& metadata, const StoredTensor& tensor) {
@@ -242,14 +211,15 @@ Json tensor_json(const Metadata& metadata, const StoredTensor& tensor) {
       out["attributes"][name] = json_value(value);
   }
   out["chunks"] = Json::array();
-  for (const StoredChunk& chunk : tensor.chunks) {
+  for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+    const StoredChunk& chunk = tensor.chunks[c];
     Json entry = {{"offset", chunk.box.offset.span()}, {"shape", chunk.box.shape.span()}};
     entry["at"] = location_json(metadata, chunk.at);
     if (chunk.flat) entry["at"]["first_element"] = chunk.flat->begin;
+    for (const StoredCopy& copy : metadata.copies_of(number_of(metadata, tensor), c)) {
+      entry["copies"].push_back(location_json(metadata, copy.at));
+    }
     out["chunks"].push_back(std::move(entry));
-  }
-  for (const StoredCopy& copy : copies_of(metadata, tensor)) {
-    out["chunks"][copy.chunk]["copies"].push_back(location_json(metadata, copy.at));
   }
   return out;
 }
@@ -266,7 +236,7 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
                    const InspectOptions& options) {
   if (options.json) {
     const Json out = tensor_json(metadata, tensor);
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(out);
     return kOk;
   }
   fmt::print("{}  {} {}  {} in {}\n", key_text(tensor.key), to_string(tensor.dtype),
@@ -274,18 +244,18 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
              human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
              counted(tensor.chunks.size(), "shard"));
   print_attributes(metadata, tensor.key);
-  if (const auto copies = copies_of(metadata, tensor); !copies.empty()) {
-    fmt::print("copies     {} in other files\n", grouped(copies.size()));
+  const auto copies =
+      std::ranges::count(metadata.copies, number_of(metadata, tensor), &StoredCopy::tensor);
+  if (copies > 0) {
+    fmt::print("copies     {} in other files\n", grouped(static_cast<uint64_t>(copies)));
   }
-  print_picture(tensor);
   const size_t shown = rows_shown(tensor.chunks.size(), options.all);
-  Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");
-  table.shorten({2});
+  Table table({"BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "llrrl");
+  table.shorten({1});
   for (size_t i = 0; i < shown; ++i) {
     const StoredChunk& chunk = tensor.chunks[i];
-    table.add({std::string(1, chunk_letter(i)), to_string(chunk.box),
-               printable(metadata.files[chunk.at.file]), std::to_string(chunk.at.offset),
-               std::to_string(chunk.at.length),
+    table.add({to_string(chunk.box), printable(metadata.files[chunk.at.file]),
+               std::to_string(chunk.at.offset), std::to_string(chunk.at.length),
                chunk.at.checksums ? fmt::format("{:08x}", chunk.at.checksums->item_crc32) : "-"});
   }
   table.print(options.wide);
@@ -304,7 +274,7 @@ int inspect_object(const Checkpoint& checkpoint, const StoredObject& object,
     for (const ItemLocation& copy : object.copies) {
       out["copies"].push_back(location_json(metadata, copy));
     }
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(out);
     return kOk;
   }
   fmt::print("{}  object ({})  {}\n", key_text(object.key), to_string(value.kind()),

@@ -10,12 +10,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -91,7 +89,6 @@ std::string part_of(const std::string& key) {
 struct Bar {
   std::string name;
   std::map<size_t, uint64_t> bytes;  // by part
-  uint64_t items = 0;
   uint64_t total() const {
     uint64_t sum = 0;
     for (const auto& [part, size] : bytes) sum += size;
@@ -174,24 +171,11 @@ class Page {
     std::map<int, Bar> ranks;
     std::vector<Bar> files(metadata.files.size());
     for (size_t i = 0; i < files.size(); ++i) files[i].name = metadata.files[i];
-    const auto add = [&](const std::string& key, const ItemLocation& at) {
+    for_each_item(metadata, [&](const std::string& key, const ItemLocation& at, bool) {
       const size_t part = number_of(key);
-      Bar& rank = ranks[ranks_[at.file]];
-      rank.bytes[part] += at.length;
-      ++rank.items;
+      ranks[ranks_[at.file]].bytes[part] += at.length;
       files[at.file].bytes[part] += at.length;
-      ++files[at.file].items;
-    };
-    for (const StoredTensor& tensor : metadata.tensors) {
-      for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
-        if (tensor.first_of_item(c) == c) add(tensor.key, tensor.chunks[c].at);
-      }
-    }
-    for (const StoredCopy& copy : metadata.copies) add(metadata.tensors[copy.tensor].key, copy.at);
-    for (const StoredObject& object : metadata.objects) {
-      add(object.key, object.at);
-      for (const ItemLocation& copy : object.copies) add(object.key, copy);
-    }
+    });
     std::vector<Bar> by_rank;
     for (auto& [rank, bar] : ranks) {
       bar.name = rank < 0 ? "no rank" : fmt::format("rank {}", rank);
@@ -432,18 +416,11 @@ class Page {
   std::string out_;
 };
 
-// A file that can't be written whole is removed, unless it was there before.
 void write_page(const std::string& path, const std::string& html) {
-  std::error_code none;
-  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path, none));
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  const bool is_open = file.is_open();
   file << html;
   file.close();
-  if (file) return;
-  const int error = errno;
-  if (is_open && !existed) std::filesystem::remove(path, none);
-  throw Error(ErrorCode::kIo, "cannot write the page").with_file(path).with_errno(error);
+  if (!file) throw Error(ErrorCode::kIo, "cannot write the page").with_file(path).with_errno(errno);
 }
 
 }  // namespace

@@ -26,7 +26,6 @@ struct ListedRow {
 };
 
 using Json = nlohmann::ordered_json;
-constexpr auto kReplaceInvalid = Json::error_handler_t::replace;
 
 std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options) {
   std::vector<ListedRow> rows;
@@ -124,9 +123,12 @@ Json list_checkpoint(const Location& location, const LsOptions& options) {
   const std::vector<std::string> unmatched = unmatched_patterns(checkpoint, options.patterns);
   if (rows.empty() && !unmatched.empty()) refuse_patterns(checkpoint, unmatched);
   const Totals sum = total(rows);
+  Json out;
   if (options.tree) {
-    print_tree(metadata, options);
-  } else if (!options.json) {
+    out = print_tree(metadata, options);
+  } else if (options.json) {
+    out = json_of(rows, sum, checkpoint);
+  } else {
     print_rows(rows, sum, metadata, options.wide);
   }
   if (!options.json && options.patterns.empty()) {
@@ -134,7 +136,7 @@ Json list_checkpoint(const Location& location, const LsOptions& options) {
     print_notes(metadata.notes);
   }
   if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
-  return options.json && !options.tree ? json_of(rows, sum, checkpoint) : Json();
+  return out;
 }
 
 // ---- The steps of a run
@@ -241,22 +243,11 @@ int ls(const LsOptions& given) {
       });
   options.patterns.assign(first_pattern, paths.end());
   paths.erase(first_pattern, paths.end());
-  const bool several = paths.size() > 1;
-  Json all = Json::array();
-  const auto list = [&](const std::string& path) {
-    if (several && !options.json) fmt::print("{}:\n", printable(path));
+  return for_each_path(paths, paths.size() == 1, options.json, [&](const std::string& path) {
     const auto steps = steps_of_run(options.at.run(path));
-    Json out = steps ? list_run(*steps, options)
-                     : list_checkpoint(location_of(path, options.at.follow_links), options);
-    if (several) out["path"] = path;
-    all.push_back(std::move(out));
-    return kOk;
-  };
-  const int code = several ? for_each_path(paths, list) : list(paths.front());
-  if (options.json && !options.tree) {
-    fmt::print("{}\n", (several ? all : all.front()).dump(2, ' ', false, kReplaceInvalid));
-  }
-  return code;
+    return Said{kOk, steps ? list_run(*steps, options)
+                           : list_checkpoint(location_of(path, options.at.follow_links), options)};
+  });
 }
 
 }  // namespace tilestone::cli

@@ -20,32 +20,9 @@ namespace {
 constexpr size_t kWidestColumn = 120;
 constexpr size_t kLeastColumn = 12;  // of a column that is shortened
 
-struct Range {
-  uint32_t first, last;
-};
-bool is_in(std::span<const Range> ranges, uint32_t code) {
-  return std::any_of(ranges.begin(), ranges.end(),
-                     [&](const Range& r) { return r.first <= code && code <= r.last; });
-}
-
-// The columns of a character on a terminal: 2 for those of East Asia and emoji, 0 for marks that
-// are drawn over the one before.
-size_t columns_of(uint32_t code) {
-  static constexpr Range kMarks[] = {
-      {0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}, {0xFE20, 0xFE2F}};
-  static constexpr Range kWide[] = {{0x1100, 0x115F},   {0x2E80, 0x303E},   {0x3041, 0xA4CF},
-                                    {0xAC00, 0xD7A3},   {0xF900, 0xFAFF},   {0xFE30, 0xFE6F},
-                                    {0xFF00, 0xFF60},   {0xFFE0, 0xFFE6},   {0x1F300, 0x1F64F},
-                                    {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF}, {0x20000, 0x3FFFD}};
-  if (code < 0x300) return 1;
-  return is_in(kMarks, code) ? 0 : is_in(kWide, code) ? 2 : 1;
-}
-
-// Takes the first character, or a byte that begins none. Returns its columns.
-size_t take_character(std::string_view& text) {
-  const CodePoint character = first_code_point(text);
-  text.remove_prefix(std::max<size_t>(character.size, 1));
-  return character.size == 0 ? 1 : columns_of(character.code);
+// Takes the first character, or a byte that begins none.
+void take_character(std::string_view& text) {
+  text.remove_prefix(std::max<size_t>(first_code_point(text).size, 1));
 }
 
 bool has_colours(std::FILE* to) {
@@ -64,7 +41,8 @@ size_t width_of(std::string_view text) {
     if (text.front() == '\x1b') {
       text.remove_prefix(std::min(text.find('m'), text.size() - 1) + 1);
     } else {
-      columns += take_character(text);
+      take_character(text);
+      ++columns;
     }
   }
   return columns;
@@ -79,6 +57,24 @@ std::string coloured(std::string_view text, Colour colour, std::FILE* to) {
 }
 
 std::string shape_text(const Dims& shape) { return to_string(shape); }
+
+void for_each_item(const Metadata& metadata,
+                   const std::function<void(const std::string& key, const ItemLocation& at,
+                                            bool is_object)>& visit) {
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+      if (tensor.first_of_item(c) == c) visit(tensor.key, tensor.chunks[c].at, false);
+    }
+  }
+  for (const StoredCopy& copy : metadata.copies) {
+    visit(metadata.tensors[copy.tensor].key, copy.at, false);
+  }
+  for (const StoredObject& object : metadata.objects) {
+    visit(object.key, object.at, true);
+    for (const ItemLocation& copy : object.copies) visit(object.key, copy, true);
+    for (const ItemLocation& copy : object.unlike) visit(object.key, copy, true);
+  }
+}
 
 uint64_t copy_bytes(const Metadata& metadata) {
   uint64_t bytes = 0;
@@ -151,12 +147,9 @@ std::string shortened(const std::string& text, size_t limit) {
   if (columns <= limit || limit < 5) return text;
   const size_t left = (limit - 3) / 2, right = limit - 3 - left;
   std::string_view rest = text;
-  size_t begin = 0;  // the byte at which the left part ends
-  for (size_t seen = take_character(rest); seen <= left; seen += take_character(rest)) {
-    begin = text.size() - rest.size();
-  }
-  rest = text;
-  for (size_t gone = 0; columns - gone > right;) gone += take_character(rest);
+  for (size_t i = 0; i < left; ++i) take_character(rest);
+  const size_t begin = text.size() - rest.size();  // where the left part ends
+  for (size_t i = left; i < columns - right; ++i) take_character(rest);
   return text.substr(0, begin) + "..." + std::string(rest);
 }
 
@@ -226,6 +219,10 @@ nlohmann::ordered_json json_value(const Value& value) {
       break;
   }
   return to_string(value, SIZE_MAX);
+}
+
+void print_json(const nlohmann::ordered_json& json, int indent) {
+  fmt::print("{}\n", json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 }  // namespace tilestone::cli

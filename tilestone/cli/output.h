@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -22,6 +23,10 @@ std::string coloured(std::string_view text, Colour colour, std::FILE* to = stdou
 // "[4, 8]".
 std::string shape_text(const Dims& shape);
 
+// Calls visit(key, at, is_object) for each item in the checkpoint's files, copies too.
+void for_each_item(const Metadata& metadata,
+                   const std::function<void(const std::string& key, const ItemLocation& at,
+                                            bool is_object)>& visit);
 // The number of copies of chunks and objects, and the bytes of their elements and items.
 uint64_t copies_in(const Metadata& metadata);
 uint64_t copy_bytes(const Metadata& metadata);
@@ -29,6 +34,9 @@ uint64_t copy_bytes(const Metadata& metadata);
 // A value as JSON. What JSON lacks becomes text: bytes, objects of classes, NaN, ints beyond 64
 // bits. Values that were read are not deeper than the reader allows.
 nlohmann::ordered_json json_value(const Value& value);
+
+// Prints a line, or with an indent several. Text that is not UTF-8 is replaced.
+void print_json(const nlohmann::ordered_json& json, int indent = 2);
 
 // A table whose columns are padded to their widest cell. `alignment` has 'l' or 'r' per column.
 class Table {
@@ -54,7 +62,7 @@ class Table {
 // A key as it is printed: the empty key as "".
 std::string key_text(const std::string& key);
 
-// The columns that a terminal needs for the text, without its colours.
+// The characters of the text, without its colours.
 size_t width_of(std::string_view text);
 // The text with "..." in its middle, of at most `width` columns (at least 5).
 std::string shortened(const std::string& text, size_t width);

@@ -18,7 +18,7 @@ std::string missing_text(const UnpublishedSave& save) {
   return text.empty() && !more ? "none" : text + (more ? ", ..." : "");
 }
 
-void print_json(const std::vector<UnpublishedSave>& saves) {
+nlohmann::ordered_json json_of(const std::vector<UnpublishedSave>& saves) {
   auto out = nlohmann::ordered_json::array();
   for (const UnpublishedSave& save : saves) {
     out.push_back({{"save_id", save.save_id},
@@ -31,7 +31,7 @@ void print_json(const std::vector<UnpublishedSave>& saves) {
                    {"abandoned", save.abandoned},
                    {"text", save.text}});
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return out;
 }
 
 void print_text(const std::vector<UnpublishedSave>& saves) {
@@ -60,7 +60,7 @@ int publish(const PublishCommand& command) {
   if (command.list) {
     const auto saves = find_unpublished(location);
     if (saves.empty()) expect_files(location);
-    command.json ? print_json(saves) : print_text(saves);
+    command.json ? print_json(json_of(saves)) : print_text(saves);
     return kOk;
   }
   PublishOptions options;

@@ -30,183 +30,181 @@ constexpr const char* kExitCodes =
     "  130  interrupted"
     "\n\nNO_COLOR=1 in the environment: no colours on terminals.";
 
+constexpr const char* kFollowLinks =
+    "Read files through any symbolic link; use it only if you trust the links";
+
+// The options that several commands have.
 template <typename Options>
-void add_path(CLI::App& app, Options& options, const char* name = "checkpoint",
-              const char* what = "Directory of the checkpoint") {
-  app.add_option(name, options.path, what)->required();
-  app.add_flag("--follow-links", options.follow_links,
-               "Read files through any symbolic link; use it only if you trust the links");
+void add_common(CLI::App& app, Options& options) {
+  if constexpr (requires { options.at; }) {
+    app.add_flag("--follow-links", options.at.follow_links, kFollowLinks);
+    app.add_option("--name", options.at.name,
+                   "Names of the steps' folders in a run's directory, if they are unusual")
+        ->capture_default_str();
+  } else {
+    app.add_flag("--follow-links", options.follow_links, kFollowLinks);
+  }
+  if constexpr (requires { options.json; }) app.add_flag("--json", options.json, "Print JSON");
+  if constexpr (requires { options.wide; }) {
+    app.add_flag("--wide", options.wide, "Don't shorten names to the terminal's width");
+  }
 }
 
-// The paths of checkpoints and of runs' directories.
-template <typename Options>
-void add_paths(CLI::App& app, Options& options, const char* name, const char* what) {
-  app.add_option(name, options.at.paths, what)->required();
-  app.add_flag("--follow-links", options.at.follow_links,
-               "Read files through any symbolic link; use it only if you trust the links");
-  app.add_option("--name", options.at.name,
-                 "Names of the steps' folders in a run's directory, if they are unusual")
-      ->capture_default_str();
-}
-
-Command add_ls(CLI::App& app) {
-  auto options = std::make_shared<LsOptions>();
-  add_paths(app, *options, "path",
-            "Directories of checkpoints or of runs; any other word is a pattern (*, ?, [...]) of "
-            "the keys to list");
-  app.add_flag("--json", options->json, "Print JSON");
-  app.add_flag("--by-size", options->by_size, "List the largest first");
-  auto* tensors = app.add_flag("--tensors", options->tensors_only, "List only tensors");
+void declare_ls(CLI::App& app, LsOptions& options) {
+  app.add_option(
+         "path", options.at.paths,
+         "Directories of checkpoints or of runs; any other word is a pattern (*, ?, [...]) of "
+         "the keys to list")
+      ->required();
+  app.add_flag("--by-size", options.by_size, "List the largest first");
+  auto* tensors = app.add_flag("--tensors", options.tensors_only, "List only tensors");
   auto* objects =
-      app.add_flag("--objects", options->objects_only, "List only objects")->excludes(tensors);
-  auto* tree = app.add_flag("--tree", options->tree, "Show the keys as a tree");
+      app.add_flag("--objects", options.objects_only, "List only objects")->excludes(tensors);
+  auto* tree = app.add_flag("--tree", options.tree, "Show the keys as a tree");
   tree->excludes(tensors)->excludes(objects);
-  app.add_option("--depth", options->depth, "Levels of the tree")
+  app.add_option("--depth", options.depth, "Levels of the tree")
       ->needs(tree)
       ->check(CLI::Range(1, 1000));
-  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
-  return [options] { return ls(*options); };
 }
 
-Command add_inspect(CLI::App& app) {
-  auto options = std::make_shared<InspectOptions>();
-  add_path(app, *options);
-  app.add_option("key", options->key, "Show how the chunks of this key are placed and stored");
-  app.add_flag("--json", options->json, "Print everything as JSON");
-  app.add_flag("--all", options->all, "List all files or shards, even if there are many");
-  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
-  return [options] { return inspect(*options); };
+void declare_inspect(CLI::App& app, InspectOptions& options) {
+  app.add_option("checkpoint", options.path, "Directory of the checkpoint")->required();
+  app.add_option("key", options.key, "Show how the chunks of this key are placed and stored");
+  app.add_flag("--all", options.all, "List all files or shards, even if there are many");
 }
 
-Command add_verify(CLI::App& app) {
-  auto options = std::make_shared<VerifyOptions>();
-  add_paths(app, *options, "checkpoint", "Directories of checkpoints, or of runs");
-  app.add_option("--threads", options->threads,
+void declare_verify(CLI::App& app, VerifyOptions& options) {
+  app.add_option("checkpoint", options.at.paths, "Directories of checkpoints, or of runs")
+      ->required();
+  app.add_option("--threads", options.threads,
                  "Number of reading threads (0: as many as the machine has, at most 8)")
       ->check(CLI::Range(0, 1024));
-  app.add_flag("--json", options->json, "Print JSON");
-  app.add_flag("--all", options->all, "List each item that a truncated file lacks");
-  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
-  app.add_flag("--repair", options->repair,
+  app.add_flag("--all", options.all, "List each item that a truncated file lacks");
+  app.add_flag("--repair", options.repair,
                "First rewrite what is damaged from intact copies in other files");
-  return [options] { return verify(*options); };
 }
 
-Command add_cat(CLI::App& app) {
-  auto options = std::make_shared<CatOptions>();
-  add_path(app, *options);
-  auto* key = app.add_option("key", options->key,
+void declare_cat(CLI::App& app, CatOptions& options) {
+  app.add_option("checkpoint", options.path, "Directory of the checkpoint")->required();
+  auto* key = app.add_option("key", options.key,
                              "The key, as `tilestone ls` shows it, or the beginning of keys");
-  auto* common = app.add_flag("--common", options->common,
+  auto* common = app.add_flag("--common", options.common,
                               "Print the common state of a checkpoint in Megatron-Core's dialect");
   common->excludes(key);
   // An empty shell variable must not count as an option that was not given.
   const auto not_empty = [](const std::string& given) {
     return std::string(given.empty() ? "it is empty" : "");
   };
-  app.add_option("--slice", options->slice,
+  app.add_option("--slice", options.slice,
                  "Print only this part of a tensor: \"7\", or \"0:4,:\" (\":\" is a whole dim)")
       ->check(not_empty);
-  auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
+  auto* npy = app.add_option("--npy", options.npy, "Write the tensor to this .npy file");
   npy->check(not_empty);
-  app.add_flag("--all", options->all, "Print every element, even if there are many");
-  app.add_flag("--json", options->json, "Print every element, as JSON")->excludes(npy);
+  app.add_flag("--all", options.all, "Print every element, even if there are many");
+  app.get_option("--json")->excludes(npy);
   app.final_callback([key, common] {
     if (key->count() + common->count() == 0) throw CLI::RequiredError("key or --common");
   });
-  return [options] { return cat(*options); };
 }
 
-Command add_convert(CLI::App& app) {
-  auto command = std::make_shared<ConvertCommand>();
-  app.add_option("source", command->source, "Checkpoint, folder of safetensors files, or one file")
+void declare_convert(CLI::App& app, ConvertCommand& command) {
+  app.add_option("source", command.source, "Checkpoint, folder of safetensors files, or one file")
       ->required();
   app.add_option(
-         "target", command->target,
+         "target", command.target,
          "Directory of the new checkpoint, or a file (.safetensors, .pt, .pth); it must not exist")
       ->required();
-  app.add_flag("--follow-links", command->follow_links,
-               "Read files through any symbolic link; use it only if you trust the links");
   app.add_option(
-      "--to", command->format,
+      "--to", command.format,
       "Format: safetensors, torch_checkpointing, torch_dist, zarr or torch_save. Default: "
       "torch_save for a target "
       "named .pt or .pth; safetensors for one named .safetensors; else safetensors, or torch_dist "
       "if the source is not a checkpoint of torch_dist or zarr");
-  app.add_option("--dialect", command->dialect, "pytorch or megatron. Default: the source's");
-  app.add_option("--keys", command->keys,
+  app.add_option("--dialect", command.dialect, "pytorch or megatron. Default: the source's");
+  app.add_option("--keys", command.keys,
                  "Convert only keys of the source that match one of these patterns (*, ?, [...])");
-  app.add_option("--only", command->only,
+  app.add_option("--only", command.only,
                  "Convert only this part of the tree, which becomes the whole: `--only model`");
-  app.add_option("--rename", command->rename,
+  app.add_option("--rename", command.rename,
                  "REGEX=NAME: in a key, replace what REGEX finds by NAME (\\1: a group). The first "
                  "rule that finds something counts; a key that becomes empty is left out");
-  app.add_option("--rename-file", command->rename_file, "A file of such rules, one in each line");
-  app.add_option("--cast", command->cast,
+  app.add_option("--rename-file", command.rename_file, "A file of such rules, one in each line");
+  app.add_option("--cast", command.cast,
                  "Convert tensors of float16, bfloat16, float32 and float64 to this dtype");
-  app.add_option("--optimizer", command->optimizer,
+  app.add_option("--optimizer", command.optimizer,
                  "fully_reshardable: store the states of Megatron-Core's distributed optimizer by "
                  "parameter instead of in buckets, so that they load into any layout");
-  app.add_option("--layout", command->layout,
+  app.add_option("--layout", command.layout,
                  "File that says where each parameter is in the buckets; implies --optimizer. "
                  "Default: the layout that the checkpoint holds");
-  app.add_option("--shard-size", command->shard_size,
-                 "Bytes of tensors in one safetensors file: 5GB, 500MiB");
-  app.add_flag("--dry-run", command->dry_run, "Check and list everything, but write nothing");
-  app.add_flag("--json", command->json, "Print JSON");
-  return [command] { return convert(*command); };
+  app.add_option("--shard-size", command.shard_bytes,
+                 "Bytes of tensors in one safetensors file: 5GB, 500MiB")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--dry-run", command.dry_run, "Check and list everything, but write nothing");
 }
 
-Command add_diff(CLI::App& app) {
-  auto command = std::make_shared<DiffCommand>();
-  app.add_option("a", command->a, "A checkpoint, a folder of safetensors files, or one file")
+void declare_diff(CLI::App& app, DiffCommand& command) {
+  app.add_option("a", command.a, "A checkpoint, a folder of safetensors files, or one file")
       ->required();
-  app.add_option("b", command->b, "Another one, of any format and layout")->required();
-  app.add_flag("--follow-links", command->follow_links,
-               "Read files through any symbolic link; use it only if you trust the links");
-  app.add_option("--keys", command->keys,
+  app.add_option("b", command.b, "Another one, of any format and layout")->required();
+  app.add_option("--keys", command.keys,
                  "Compare only keys of A or B, before --rename, that match one of these patterns");
-  app.add_option("--rename", command->rename,
+  app.add_option("--rename", command.rename,
                  "REGEX=NAME: rename A's keys before they are compared, as for convert");
-  app.add_option("--atol", command->atol, "Values that differ by at most this are equal");
-  app.add_flag("--wide", command->wide, "Don't fit the lines to the terminal's width");
-  app.add_flag("--json", command->json, "Print JSON");
-  return [command] { return diff(*command); };
+  app.add_option("--atol", command.atol, "Values that differ by at most this are equal");
 }
 
-Command add_delta(CLI::App& app) {
-  auto command = std::make_shared<DeltaCommand>();
-  app.add_option("a", command->a, "The base: a checkpoint of any format")->required();
-  app.add_option("b", command->b, "The new version, likewise")->required();
-  app.add_option("path", command->path, "The file to write, NAME.safetensors; it must not exist")
+void declare_delta(CLI::App& app, DeltaCommand& command) {
+  app.add_option("a", command.a, "The base: a checkpoint of any format")->required();
+  app.add_option("b", command.b, "The new version, likewise")->required();
+  app.add_option("path", command.path, "The file to write, NAME.safetensors; it must not exist")
       ->required();
-  app.add_flag("--follow-links", command->follow_links,
-               "Read files through any symbolic link; use it only if you trust the links");
-  app.add_flag("--json", command->json, "Print JSON");
-  return [command] { return delta(*command); };
 }
 
-Command add_du(CLI::App& app) {
-  auto options = std::make_shared<DuOptions>();
-  add_path(app, *options);
-  app.add_option("pattern", options->patterns,
+void declare_du(CLI::App& app, DuOptions& options) {
+  app.add_option("checkpoint", options.path, "Directory of the checkpoint")->required();
+  app.add_option("pattern", options.patterns,
                  "Count only keys that match one of these patterns (*, ?, [...])");
-  app.add_option("--by", options->by, "prefix (of the keys), rank or file")
+  app.add_option("--by", options.by, "prefix (of the keys), rank or file")
       ->check(CLI::IsMember({"prefix", "rank", "file"}));
-  app.add_option("--depth", options->depth, "Parts of the keys that are a prefix (default: 2)")
+  app.add_option("--depth", options.depth, "Parts of the keys that are a prefix (default: 2)")
       ->check(CLI::Range(1, 1000));
-  app.add_flag("--by-name", options->by_name, "Order by name; otherwise the largest first");
-  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
-  app.add_flag("--json", options->json, "Print JSON");
-  return [options] { return du(*options); };
+  app.add_flag("--by-name", options.by_name, "Order by name; otherwise the largest first");
 }
 
-Command add_layout(CLI::App& app) {
-  auto options = std::make_shared<LayoutOptions>();
-  add_path(app, *options);
-  app.add_option("-o,--output", options->output,
+void declare_layout(CLI::App& app, LayoutOptions& options) {
+  app.add_option("checkpoint", options.path, "Directory of the checkpoint")->required();
+  app.add_option("-o,--output", options.output,
                  "The page (default: layout.html; -: standard output)");
-  return [options] { return layout(*options); };
+}
+
+void declare_gc(CLI::App& app, GcOptions& options) {
+  app.add_option("location", options.at.paths, "Directories that were saved to, or of runs")
+      ->required();
+  app.add_flag("--delete", options.remove, "Remove the files; without this they are only listed");
+  app.add_flag(
+      "--force", options.force,
+      "Include the files of a checkpoint that has lost only its hidden files; with --line, "
+      "permit the line that the run continues from");
+  auto* abandon = app.add_flag("--abandon", options.abandon,
+                               "First end an unfinished save without a communicator, if nothing of "
+                               "it changes for a minute");
+  app.add_option("--save-id", options.save_id, "The save to abandon, if there are several")
+      ->needs(abandon);
+  app.add_option("--line", options.line,
+                 "Of a run: list or remove all steps of this line (ls shows the lines)")
+      ->excludes(abandon);
+}
+
+void declare_publish(CLI::App& app, PublishCommand& options) {
+  app.add_option("location", options.path, "Directory that was saved to")->required();
+  auto* id =
+      app.add_option("--save-id", options.save_id, "The save to publish, if there are several");
+  auto* list =
+      app.add_flag("--list", options.list, "Only list the unpublished saves, with reasons");
+  list->excludes(id);
+  app.get_option("--json")->needs(list);
 }
 
 // Ordinary options and flags of each command, for the shells.
@@ -225,39 +223,6 @@ Command add_completion(CLI::App& app) {
     }
     return completion(*shell, commands);
   };
-}
-
-Command add_gc(CLI::App& app) {
-  auto options = std::make_shared<GcOptions>();
-  add_paths(app, *options, "location", "Directories that were saved to, or of runs");
-  app.add_flag("--delete", options->remove, "Remove the files; without this they are only listed");
-  app.add_flag(
-      "--force", options->force,
-      "Include the files of a checkpoint that has lost only its hidden files; with --line, "
-      "permit the line that the run continues from");
-  auto* abandon = app.add_flag("--abandon", options->abandon,
-                               "First end an unfinished save without a communicator, if nothing of "
-                               "it changes for a minute");
-  app.add_option("--save-id", options->save_id, "The save to abandon, if there are several")
-      ->needs(abandon);
-  app.add_option("--line", options->line,
-                 "Of a run: list or remove all steps of this line (ls shows the lines)")
-      ->excludes(abandon);
-  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
-  app.add_flag("--json", options->json, "Print JSON");
-  return [options] { return gc(*options); };
-}
-
-Command add_publish(CLI::App& app) {
-  auto options = std::make_shared<PublishCommand>();
-  add_path(app, *options, "location", "Directory that was saved to");
-  auto* id =
-      app.add_option("--save-id", options->save_id, "The save to publish, if there are several");
-  auto* list =
-      app.add_flag("--list", options->list, "Only list the unpublished saves, with reasons");
-  list->excludes(id);
-  app.add_flag("--json", options->json, "Print JSON")->needs(list);
-  return [options] { return publish(*options); };
 }
 
 [[noreturn]] void fail_output(int error) {
@@ -287,41 +252,9 @@ int failed(const Error& error) {
   return exit_code(error.code());
 }
 
-// The name that the user may have meant; "": none is similar.
-std::string nearest_command(const CLI::App& app, const std::string& given) {
-  std::string best;
-  size_t least = 3;  // changes of letters
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
-    const std::string& name = sub->get_name();
-    const size_t changes = given.size() > 1 && name.starts_with(given) ? 0 : edits(given, name);
-    if (changes >= least) continue;
-    least = changes;
-    best = name;
-  }
-  return best;
-}
-
-// A first word that is no command.
-bool is_unknown_command(const CLI::App& app, const char* word) {
-  if (word == nullptr || word[0] == '-') return false;
-  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-  return std::none_of(commands.begin(), commands.end(),
-                      [&](const CLI::App* sub) { return sub->get_name() == word; });
-}
-
 // CLI11 has its own exit codes. Help and version are 0; everything else is a usage error.
-int parse_failed(const CLI::App& app, const CLI::ParseError& error, const char* first_word) {
+int parse_failed(const CLI::App& app, const CLI::ParseError& error) {
   try {
-    if (is_unknown_command(app, first_word)) {
-      const std::string meant = nearest_command(app, first_word);
-      std::fputs(("tilestone: there is no command \"" + printable(first_word) + "\"" +
-                  (meant.empty() ? "; `tilestone --help` lists them"
-                                 : "; did you mean \"" + meant + "\"?") +
-                  "\n")
-                     .c_str(),
-                 stderr);
-      return kUsage;
-    }
     return with_output_written([&] { return app.exit(error) == 0 ? kOk : kUsage; });
   } catch (const Error& unwritten) {
     return failed(unwritten);
@@ -360,30 +293,43 @@ int run(int argc, const char* const* argv) {
   app.require_subcommand(1);
   app.footer(kExitCodes);
   std::vector<std::pair<CLI::App*, Command>> commands;
-  const auto add = [&](const char* name, const char* what, Command (*declare)(CLI::App&)) {
+  const auto add_named = [&](const char* name, const char* what) {
     CLI::App* sub = app.add_subcommand(name, what);
     sub->footer(kExitCodes);
-    commands.emplace_back(sub, declare(*sub));
+    return sub;
   };
-  add("ls", "List keys with dtype, shape, shards and bytes, or the steps of a run", add_ls);
-  add("inspect", "Show a checkpoint's writer and files, or how a key is sharded", add_inspect);
-  add("verify", "Read every byte and check every checksum", add_verify);
-  add("cat", "Print the values of a tensor, a slice of one, or an object", add_cat);
+  const auto add = [&]<typename Options>(const char* name, const char* what,
+                                         void (*declare)(CLI::App&, Options&),
+                                         int (*work)(const Options&)) {
+    CLI::App* sub = add_named(name, what);
+    const auto options = std::make_shared<Options>();
+    add_common(*sub, *options);
+    declare(*sub, *options);
+    commands.emplace_back(sub, [options, work] { return work(*options); });
+  };
+  add("ls", "List keys with dtype, shape, shards and bytes, or the steps of a run", declare_ls, ls);
+  add("inspect", "Show a checkpoint's writer and files, or how a key is sharded", declare_inspect,
+      inspect);
+  add("verify", "Read every byte and check every checksum", declare_verify, verify);
+  add("cat", "Print the values of a tensor, a slice of one, or an object", declare_cat, cat);
   add("convert", "Copy a checkpoint into another format, or parts of it, under other keys",
-      add_convert);
-  add("diff", "Compare two checkpoints: keys, shapes, dtypes and values", add_diff);
-  add("delta", "Write what has changed in the tensors from one checkpoint to another", add_delta);
-  add("du", "Show the bytes by prefix of the keys, by rank or by file", add_du);
-  add("layout", "Draw which rank and which file holds what, as a page of HTML", add_layout);
+      declare_convert, convert);
+  add("diff", "Compare two checkpoints: keys, shapes, dtypes and values", declare_diff, diff);
+  add("delta", "Write what has changed in the tensors from one checkpoint to another",
+      declare_delta, delta);
+  add("du", "Show the bytes by prefix of the keys, by rank or by file", declare_du, du);
+  add("layout", "Draw which rank and which file holds what, as a page of HTML", declare_layout,
+      layout);
   add("publish", "Publish a save without a communicator, after all ranks have written",
-      add_publish);
-  add("gc", "List or remove the files that failed saves have left", add_gc);
-  add("completion", "Print a script that completes commands and options: bash, zsh",
-      add_completion);
+      declare_publish, publish);
+  add("gc", "List or remove the files that failed saves have left", declare_gc, gc);
+  CLI::App* shells =
+      add_named("completion", "Print a script that completes commands and options: bash, zsh");
+  commands.emplace_back(shells, add_completion(*shells));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return parse_failed(app, error, argc > 1 ? argv[1] : nullptr);
+    return parse_failed(app, error);
   }
   try {
     for (const auto& [sub, command] : commands) {

@@ -79,14 +79,14 @@ TEST_F(Cli, LsFiltersByPatternAndPrintsJson) {
   EXPECT_EQ(out["total"]["tensor_bytes"], 96);
 }
 
-TEST_F(Cli, InspectNamesTheWriterAndDrawsAKey) {
+TEST_F(Cli, InspectNamesTheWriterAndAKeysBoxes) {
   const Ran whole = tilestone_command({"inspect", path_});
   EXPECT_EQ(whole.code, kOk);
   EXPECT_THAT(whole.out, HasSubstr(writer_name()));
   EXPECT_THAT(whole.out, HasSubstr("manifest of 2 ranks"));
   const Ran key = tilestone_command({"inspect", path_, "w"});
   EXPECT_EQ(key.code, kOk);
-  EXPECT_THAT(key.out, HasSubstr("|AAAAAA|\n  |AAAAAA|\n  |BBBBBB|\n  |BBBBBB|"));
+  EXPECT_THAT(key.out, AllOf(HasSubstr("\n[0:2, 0:6]  "), HasSubstr("\n[2:4, 0:6]  ")));
   const json chunks = json::parse(tilestone_command({"inspect", path_, "w", "--json"}).out);
   EXPECT_EQ(chunks["chunks"][1]["offset"], (std::vector<int>{2, 0}));
 }
@@ -177,8 +177,8 @@ TEST_F(Cli, GcListsLeftoversAndRemovesThemOnlyOnRequest) {
   std::ofstream(path_ + "/notes.txt") << "mine";
   const Ran dry = tilestone_command({"gc", path_});
   EXPECT_EQ(dry.code, kOk);
-  EXPECT_THAT(dry.out, HasSubstr("\n" + dead + "        4 B  data file of the save 01234567-"));
-  EXPECT_THAT(dry.out, HasSubstr("the checkpoint here is of the save "));
+  EXPECT_THAT(dry.out, HasSubstr("\n" + dead + "        4 B  data file"));
+  EXPECT_THAT(dry.out, HasSubstr("\n1: the checkpoint here is of the save "));
   EXPECT_THAT(dry.out, HasSubstr("\n2 leftovers, 4 B: not removed; --delete removes them\n"));
   const json listed = json::parse(tilestone_command({"gc", path_, "--json"}).out);
   EXPECT_EQ(listed["files"][1]["name"], dead);

@@ -61,18 +61,31 @@ Line followed_line(std::span<const StepInfo> steps) {
   return tip == nullptr ? Line() : line_of(steps, *tip);
 }
 
-int for_each_path(const std::vector<std::string>& paths,
-                  const std::function<int(const std::string& path)>& work) {
+int for_each_path(const std::vector<std::string>& paths, bool one, bool json,
+                  const std::function<Said(const std::string& path)>& work,
+                  const char* after_name) {
+  if (one) {
+    const Said said = work(paths.front());
+    if (json) print_json(said.json);
+    return said.code;
+  }
   int worst = kOk;
+  auto all = nlohmann::ordered_json::array();
   for (const std::string& path : paths) {
     try {
-      worst = worse(worst, work(path));
+      if (!json) fmt::print("{}:{}", printable(path), after_name);
+      std::fflush(stdout);
+      Said said = work(path);
+      said.json["path"] = path;
+      all.push_back(std::move(said.json));
+      worst = worse(worst, said.code);
     } catch (const Error& error) {
       std::fflush(stdout);
       fmt::print(stderr, "{}: {}\n", printable(path), error.what());
       worst = worse(worst, exit_code(error.code()));
     }
   }
+  if (json) print_json(all);
   return worst;
 }
 

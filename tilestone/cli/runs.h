@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,9 +31,17 @@ bool is_checkpoint(const StepInfo& step);
 // The line from which a run continues, of its durable steps; empty if there is none.
 Line followed_line(std::span<const StepInfo> steps);
 
-// Calls `work` for each path. A failure is printed with the path and does not end the others.
-// Returns the worst exit code: unsafe content before damage, before other failures.
-int for_each_path(const std::vector<std::string>& paths,
-                  const std::function<int(const std::string& path)>& work);
+// What a command says of one path.
+struct Said {
+  int code = kOk;
+  nlohmann::ordered_json json = nullptr;
+};
+// Calls `work` for each path and, if `json`, prints what it returns. Unless there is only one path
+// and `one` is true, it names each path first, followed by `after_name`, and a failure is printed
+// with the path and does not end the others. Returns the worst exit code: unsafe content before
+// damage, before other failures.
+int for_each_path(const std::vector<std::string>& paths, bool one, bool json,
+                  const std::function<Said(const std::string& path)>& work,
+                  const char* after_name = "\n");
 
 }  // namespace tilestone::cli

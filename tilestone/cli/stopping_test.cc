@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -38,7 +39,7 @@ TEST(Stopping, ASignalInterruptsTheWorkAndThenEndsTheProcess) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     const DefaultAction action(number);
     EXPECT_EXIT(end_in_order([&](const std::shared_ptr<const Interrupt>& interrupt) {
-                  ::raise(number);
+                  ::kill(::getpid(), number);
                   try {
                     wait_for(interrupt);
                   } catch (const Error& error) {
@@ -53,10 +54,12 @@ TEST(Stopping, ASignalInterruptsTheWorkAndThenEndsTheProcess) {
 TEST(Stopping, ASecondSignalEndsTheProcessAtOnce) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   const DefaultAction action(SIGINT);
-  EXPECT_EXIT(end_in_order([](const std::shared_ptr<const Interrupt>&) {
-                ::raise(SIGINT);
+  EXPECT_EXIT(end_in_order([](const std::shared_ptr<const Interrupt>& interrupt) {
+                ::kill(::getpid(), SIGINT);
+                EXPECT_THROW(wait_for(interrupt), Error);
                 fprintf(stderr, "still here");
-                ::raise(SIGINT);
+                ::kill(::getpid(), SIGINT);
+                ::pause();
               }),
               testing::KilledBySignal(SIGINT), "still here");
 }
@@ -71,15 +74,15 @@ TEST(Stopping, WithoutASignalWorkAndItsErrorsAreAsWithoutIt) {
   EXPECT_EQ(calls, 1);
   EXPECT_THROW(end_in_order([](const auto&) { throw std::runtime_error("of the work"); }),
                std::runtime_error);
-  struct sigaction now = {};
-  ::sigaction(SIGINT, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_EQ(::sigismember(&blocked, SIGINT), 0);
 }
 
 TEST(Stopping, AnIgnoredSignalStaysIgnored) {
   const auto before = ::signal(SIGHUP, SIG_IGN);
   end_in_order([](const std::shared_ptr<const Interrupt>& interrupt) {
-    ::raise(SIGHUP);
+    ::kill(::getpid(), SIGHUP);
     std::this_thread::sleep_for(milliseconds(20));
     EXPECT_FALSE(interrupt->requested());
   });

@@ -53,18 +53,14 @@ Json json_of(const KeyNode& node, int depth) {
 
 }  // namespace
 
-int print_tree(const Metadata& metadata, const LsOptions& options) {
+nlohmann::ordered_json print_tree(const Metadata& metadata, const LsOptions& options) {
   const KeyNode root = tree_of_keys(metadata, options.patterns);
-  if (options.json) {
-    fmt::print("{}\n",
-               json_of(root, options.depth).dump(2, ' ', false, Json::error_handler_t::replace));
-    return kOk;
-  }
+  if (options.json) return json_of(root, options.depth);
   Table table({"KEY", "", "BYTES"}, "llr");
   add_rows(table, root, "", options.depth);
   table.print(options.wide);
   fmt::print("{}, {}\n", content_of(root), human_bytes(root.bytes));
-  return kOk;
+  return {};
 }
 
 }  // namespace tilestone::cli

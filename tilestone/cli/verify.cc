@@ -132,16 +132,10 @@ void print_shared(const VerifiedFiles& shared) {
   }
 }
 
-struct Verified {
-  int code = kOk;
-  nlohmann::ordered_json json;
-};
-
 // Verifies one checkpoint, after a repair if that is wanted, and prints what is found unless it is
 // wanted as JSON.
 // `shared`: of the other checkpoints of the call.
-Verified verify_one(const Location& location, const VerifyOptions& options,
-                    VerifiedFiles* shared = nullptr) {
+Said verify_one(const Location& location, const VerifyOptions& options, VerifiedFiles* shared) {
   OpenOptions open;
   open.resources.threads = options.threads;
   const ProgressFn progress = options.json ? nullptr : progress_line();
@@ -162,36 +156,16 @@ Verified verify_one(const Location& location, const VerifyOptions& options,
   return {code, json_of(done.now, options.repair ? &done.mended : nullptr)};
 }
 
-void print(const nlohmann::ordered_json& out) {
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-}
-
 }  // namespace
 
 int verify(const VerifyOptions& options) {
-  if (options.at.is_one_checkpoint()) {
-    const Verified found =
-        verify_one(location_of(options.at.paths.front(), options.at.follow_links), options);
-    if (options.json) print(found.json);
-    return found.code;
-  }
-  auto all = nlohmann::ordered_json::array();
+  const bool one = options.at.is_one_checkpoint();
   VerifiedFiles shared;
-  const int code = for_each_path(options.at.all(), [&](const std::string& path) {
-    if (!options.json) {
-      fmt::print("{}: ", printable(path));
-      std::fflush(stdout);
-    }
-    Verified found = verify_one(location_of(path, options.at.follow_links), options, &shared);
-    found.json["path"] = path;
-    all.push_back(std::move(found.json));
-    return found.code;
-  });
-  if (options.json) {
-    print(all);
-  } else {
-    print_shared(shared);
-  }
+  const auto verify_path = [&](const std::string& path) {
+    return verify_one(location_of(path, options.at.follow_links), options, one ? nullptr : &shared);
+  };
+  const int code = for_each_path(options.at.all(), one, options.json, verify_path, " ");
+  if (!options.json) print_shared(shared);
   return code;
 }
 

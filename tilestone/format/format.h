@@ -59,25 +59,14 @@ struct FileItem {
   const Piece* piece = nullptr;
   const ObjectItem* object = nullptr;
 };
-// An item that has been written.
-struct WrittenItem {
-  FileItem item;
-  uint64_t offset = 0;  // in the file, bytes
-  uint64_t length = 0;  // bytes
-  ItemChecksums checksums;
-};
-
 // Makes the recipes of one file's items, one after the other. Used by one thread.
 class ItemEncoder {
  public:
   virtual ~ItemEncoder() = default;
-  // begin_file() and end_file() return the bytes before the first item and after the last one, in
-  // formats where files_have_ends() is true. These bytes belong to no item. Receipts contain their
-  // checksums, and verify compares them.
-  // begin_file() is called first, with all items that the file will have, in file order.
+  // The bytes before the first item, in formats where files_have_headers() is true. They belong to
+  // no item. Receipts contain their checksum, and verify compares it. Called first, with all items
+  // that the file will have, in file order.
   virtual Bytes begin_file(std::span<const FileItem>) { return {}; }
-  // end_file() is called last, with the same items and where they were written.
-  virtual Bytes end_file(std::span<const WrittenItem>) { return {}; }
   // The recipe of one chunk or object that starts at `file_offset` (bytes) plus the recipe's
   // padding. `piece` is one of the item's pieces; the recipe borrows its data.
   virtual ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) = 0;
@@ -140,8 +129,8 @@ class Format {
   // True if file names don't contain the save id. Each save then needs a directory of its own.
   virtual bool has_fixed_names() const { return false; }
   virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
-  // True if the encoder's begin_file() or end_file() returns bytes.
-  virtual bool files_have_ends() const { return false; }
+  // True if the encoder's begin_file() returns bytes.
+  virtual bool files_have_headers() const { return false; }
   // The format's part of the index. Deterministic.
   virtual Index encode_index(const Metadata& metadata) const = 0;
 

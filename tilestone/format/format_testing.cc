@@ -46,47 +46,18 @@ Bytes render(const ItemRecipe& recipe) {
   return out;
 }
 
-ItemChecksums checksums_of(const ItemRecipe& recipe) {
-  const Bytes bytes = render(recipe);
-  ItemChecksums sums{recipe.payload_offset, 0, crc32(ByteView(bytes).subspan(recipe.padding))};
-  for (const Segment& segment : recipe.segments) {
-    if (segment.tensor != nullptr) sums.payload_crc32 = crc32(payload(segment));
-  }
-  return sums;
-}
-
-Bytes frame_header(std::span<const FileItem> items) {
-  ByteWriter out;
-  out.string("BEGIN");
-  for (const FileItem& item : items) {
-    out.string(item.object != nullptr ? item.object->key : item.tensor->key);
-  }
-  return std::move(out).take();
-}
-
-Bytes frame_trailer(std::span<const FramePlace> places) {
-  ByteWriter out;
-  out.string("END");
-  for (const FramePlace& place : places) {
-    out.u64(place.offset);
-    out.u64(place.length);
-    out.u32(place.crc32);
-  }
-  return std::move(out).take();
-}
-
 namespace {
 
 class FramingEncoder final : public ItemEncoder {
  public:
   explicit FramingEncoder(std::unique_ptr<ItemEncoder> inner) : inner_(std::move(inner)) {}
-  Bytes begin_file(std::span<const FileItem> items) override { return frame_header(items); }
-  Bytes end_file(std::span<const WrittenItem> items) override {
-    std::vector<FramePlace> places;
-    for (const WrittenItem& item : items) {
-      places.push_back({item.offset, item.length, item.checksums.item_crc32});
+  Bytes begin_file(std::span<const FileItem> items) override {
+    ByteWriter out;
+    out.string("BEGIN");
+    for (const FileItem& item : items) {
+      out.string(item.object != nullptr ? item.object->key : item.tensor->key);
     }
-    return frame_trailer(places);
+    return std::move(out).take();
   }
   ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) override {
     return inner_->tensor(item, piece, file_offset);
@@ -103,7 +74,7 @@ class FramedFormat final : public Format {
  public:
   explicit FramedFormat(std::shared_ptr<const Format> inner) : inner_(std::move(inner)) {}
 
-  bool files_have_ends() const override { return true; }
+  bool files_have_headers() const override { return true; }
   std::unique_ptr<ItemEncoder> encoder() const override {
     return std::make_unique<FramingEncoder>(inner_->encoder());
   }

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "tilestone/base/convertible.h"
+#include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
 #include "tilestone/geometry/box_index.h"

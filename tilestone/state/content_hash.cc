@@ -81,63 +81,32 @@ void write_node(ByteWriter& out, const Value& value) {
   }
 }
 
-// Hashes children before parents, with an explicit stack. A shared value is hashed once.
+// Hashes children before parents. A shared value is hashed once.
 class Hasher {
  public:
-  uint64_t hash(const Value& root) {
-    open(root, false);
-    for (;;) {
-      Frame& top = stack_.back();
-      if (top.hashes.size() < top.children.size()) {
-        visit(top);
-        continue;
-      }
-      const uint64_t done = close(top);
-      stack_.pop_back();
-      if (stack_.empty()) return done;
-      stack_.back().hashes.push_back(done);
-    }
-  }
-
- private:
-  struct Frame {
-    const Value* value;
-    bool unordered;  // its children are the elements of a set
-    std::vector<const Value*> children;
-    std::vector<uint64_t> hashes;  // of the children processed so far
-  };
-
-  void open(const Value& value, bool unordered) {
-    stack_.push_back({&value, unordered, {}, {}});
-    std::vector<const Value*>& children = stack_.back().children;
-    for_each_child(value, [&](const Value& child) { children.push_back(&child); });
-  }
-
-  void visit(Frame& top) {
-    const Value& child = *top.children[top.hashes.size()];
-    const auto known = known_.find(child.shared_id());
-    if (child.shared_id() != nullptr && known != known_.end()) {
-      top.hashes.push_back(known->second);
-      return;
-    }
-    const bool items = top.hashes.empty() && top.value->kind() == Value::Kind::kOpaque &&
-                       is_set(top.value->as_opaque());
-    open(child, items && child.kind() == Value::Kind::kList);
-  }
-
-  uint64_t close(Frame& frame) {
-    const Value& value = *frame.value;
-    if (frame.unordered) std::sort(frame.hashes.begin(), frame.hashes.end());
-    if (value.kind() == Value::Kind::kDict && !value.is_ordered_dict()) sort_pairs(frame.hashes);
+  // `unordered`: its children are the elements of a set.
+  uint64_t hash(const Value& value, bool unordered = false) {
+    const void* const shared = unordered ? nullptr : value.shared_id();
+    const auto known = known_.find(shared);
+    if (known != known_.end()) return known->second;
+    const bool is_a_set = value.kind() == Value::Kind::kOpaque && is_set(value.as_opaque());
+    std::vector<uint64_t> hashes;
+    for_each_child(value, [&](const Value& child) {
+      const bool elements = is_a_set && hashes.empty() && child.kind() == Value::Kind::kList;
+      hashes.push_back(hash(child, elements));
+    });
+    if (unordered) std::sort(hashes.begin(), hashes.end());
+    if (value.kind() == Value::Kind::kDict && !value.is_ordered_dict()) sort_pairs(hashes);
     ByteWriter out;
     out.u8(static_cast<uint8_t>(value.kind()));
     write_node(out, value);
-    for (const uint64_t hash : frame.hashes) out.u64(hash);
+    for (const uint64_t each : hashes) out.u64(each);
     const uint64_t done = std::max<uint64_t>(xxh3_64(std::move(out).take()), 1);
-    if (value.shared_id() != nullptr && !frame.unordered) known_.emplace(value.shared_id(), done);
+    if (shared != nullptr) known_.emplace(shared, done);
     return done;
   }
 
+ private:
   // Sorts the hashes of a dict's (key, item) pairs. The hash of the dict's attributes stays at the
   // end.
   static void sort_pairs(std::vector<uint64_t>& hashes) {
@@ -150,8 +119,7 @@ class Hasher {
     }
   }
 
-  std::vector<Frame> stack_;
-  std::unordered_map<const void*, uint64_t> known_;
+  std::unordered_map<const void*, uint64_t> known_;  // by Value::shared_id()
 };
 
 }  // namespace

@@ -73,7 +73,7 @@ TEST(ContentHash, DiffersForValuesThatDiffer) {
 
 TEST(ContentHash, TakesADeepOrOftenSharedValue) {
   Value deep = 1;
-  for (int i = 0; i < 100000; ++i) deep = Value::list({deep});
+  for (uint32_t i = 0; i < kMaxValueDepth; ++i) deep = Value::list({deep});
   EXPECT_NE(content_hash(deep), 0u);
   Value wide = Value::list({1});
   for (int i = 0; i < 64; ++i) wide = Value::list({wide, wide});

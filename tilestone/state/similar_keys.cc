@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
+#include <utility>
 
 #include "tilestone/state/similar_keys_internal.h"
 
@@ -9,27 +11,19 @@ namespace {
 constexpr size_t kLongestComparedKey = 512;
 constexpr size_t kMaxEdits = 8;
 
-// The edit distance of two short strings, or `limit` + 1 if it is larger than `limit`. Only
-// computes the band of the table that can matter.
+// How many characters must be inserted, removed or replaced to make one of the other; a larger
+// number than `limit` if their lengths differ by more.
 size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
-  const size_t too_far = limit + 1;
-  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > limit) return too_far;
-  std::vector<size_t> row(b.size() + 1, too_far);
-  for (size_t j = 0; j <= std::min(b.size(), limit); ++j) row[j] = j;
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > limit) return limit + 1;
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    const size_t first = i > limit ? i - limit : 1;
-    const size_t last = std::min(b.size(), i + limit);
-    size_t diagonal = row[first - 1];
-    row[first - 1] = first == 1 && i <= limit ? i : too_far;
-    size_t best = row[first - 1];
-    for (size_t j = first; j <= last; ++j) {
-      const size_t above = j < i + limit ? row[j] : too_far;
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
       const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
       diagonal = row[j];
-      row[j] = std::min({replaced, above + 1, row[j - 1] + 1, too_far});
-      best = std::min(best, row[j]);
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
     }
-    if (best > limit) return too_far;
   }
   return row[b.size()];
 }

@@ -5,75 +5,21 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/strided_copy.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone {
 
-// A container that is destroyed hands its nested containers over to the outermost container that is
-// being destroyed on this thread. So a chain of values of any depth is destroyed without recursion.
-class Value::Graveyard {
- public:
-  static void bury(List& items) {
-    for (Value& item : items) bury(item);
-  }
-  static void bury(Dict& items) {
-    for (auto& [key, value] : items) {
-      bury(key);
-      bury(value);
-    }
-  }
-  static void bury(Value& value) {
-    if (value.is_nested()) open_->push_back(std::move(value));
-  }
-
-  // Becomes this thread's outermost Graveyard if there is none. The outermost one destroys the
-  // collected values one by one when it is destroyed itself.
-  Graveyard() : outermost_(open_ == nullptr) {
-    if (outermost_) open_ = &dead_;
-  }
-  ~Graveyard() {
-    if (!outermost_) return;
-    while (!dead_.empty()) {
-      const Value last = std::move(dead_.back());
-      dead_.pop_back();
-    }
-    open_ = nullptr;
-  }
-  Graveyard(const Graveyard&) = delete;
-  Graveyard& operator=(const Graveyard&) = delete;
-
- private:
-  static thread_local List* open_;
-  bool outermost_;
-  List dead_;
-};
-
-thread_local Value::List* Value::Graveyard::open_ = nullptr;
-
 struct Value::Sequence {
-  Sequence(List list, bool is_tuple) : items(std::move(list)), tuple(is_tuple) {}
-  Sequence(const Sequence&) = delete;
-  Sequence& operator=(const Sequence&) = delete;
-  ~Sequence() {
-    const Graveyard grave;
-    Graveyard::bury(items);
-  }
   List items;
   bool tuple;
+  uint32_t depth = 0;
 };
 
 struct Value::Mapping {
-  Mapping(Dict dict, bool is_ordered, Value others)
-      : items(std::move(dict)), ordered(is_ordered), attributes(std::move(others)) {}
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() {
-    const Graveyard grave;
-    Graveyard::bury(items);
-    Graveyard::bury(attributes);
-  }
   Dict items;
   bool ordered;
   Value attributes;
+  uint32_t depth = 0;
 };
 
 struct Value::TensorBox {
@@ -82,18 +28,8 @@ struct Value::TensorBox {
 };
 
 struct Value::OpaqueBox {
-  explicit OpaqueBox(Opaque object) : opaque(std::move(object)) {}
-  OpaqueBox(const OpaqueBox&) = delete;
-  OpaqueBox& operator=(const OpaqueBox&) = delete;
-  ~OpaqueBox() {
-    const Graveyard grave;
-    Graveyard::bury(opaque.args);
-    Graveyard::bury(opaque.keywords);
-    Graveyard::bury(opaque.state);
-    Graveyard::bury(opaque.appended);
-    Graveyard::bury(opaque.entries);
-  }
   Opaque opaque;
+  uint32_t depth = 0;
 };
 
 Value::Value() noexcept = default;
@@ -138,37 +74,34 @@ Value::Value(TensorView tensor, Autograd autograd) {
   data_ = std::make_shared<const TensorBox>(TensorBox{std::move(tensor), autograd});
 }
 
-Value::Value(Opaque opaque) {
-  auto box = std::make_shared<OpaqueBox>(std::move(opaque));
-  const Opaque* inside = &box->opaque;
-  data_ = std::shared_ptr<const Opaque>(std::move(box), inside);
-}
+Value::Value(Opaque opaque) : Value(container(OpaqueBox{std::move(opaque)})) {}
 
-Value Value::list(List items) {
+template <typename Box>
+Value Value::container(Box box) {
+  const auto made = std::make_shared<Box>(std::move(box));
   Value value;
-  value.data_ =
-      std::shared_ptr<const Sequence>(std::make_shared<Sequence>(std::move(items), false));
-  return value;
+  value.data_ = std::shared_ptr<const Box>(made);
+  for_each_child(
+      value, [&](const Value& child) { made->depth = std::max(made->depth, child.depth() + 1); });
+  if (made->depth <= kMaxValueDepth) return value;
+  throw Error(ErrorCode::kInvalidArgument,
+              "a value is nested deeper than " + std::to_string(kMaxValueDepth) + " levels");
 }
 
-Value Value::tuple(List items) {
-  Value value;
-  value.data_ = std::shared_ptr<const Sequence>(std::make_shared<Sequence>(std::move(items), true));
-  return value;
+uint32_t Value::depth() const {
+  return std::visit(
+      [](const auto& content) -> uint32_t {
+        if constexpr (requires { content->depth; }) return content->depth;
+        return 0;
+      },
+      data_);
 }
 
-Value Value::dict(Dict items) {
-  Value value;
-  value.data_ =
-      std::shared_ptr<const Mapping>(std::make_shared<Mapping>(std::move(items), false, Value()));
-  return value;
-}
-
+Value Value::list(List items) { return container(Sequence{std::move(items), false}); }
+Value Value::tuple(List items) { return container(Sequence{std::move(items), true}); }
+Value Value::dict(Dict items) { return container(Mapping{std::move(items), false, Value()}); }
 Value Value::ordered_dict(Dict items, Value attributes) {
-  Value value;
-  value.data_ = std::shared_ptr<const Mapping>(
-      std::make_shared<Mapping>(std::move(items), true, std::move(attributes)));
-  return value;
+  return container(Mapping{std::move(items), true, std::move(attributes)});
 }
 
 Value::Kind Value::kind() const {
@@ -180,12 +113,6 @@ Value::Kind Value::kind() const {
   const auto* sequence = std::get_if<std::shared_ptr<const Sequence>>(&data_);
   if (sequence != nullptr && (*sequence)->tuple) return Kind::kTuple;
   return kByIndex[data_.index()];
-}
-
-bool Value::is_nested() const {
-  return std::holds_alternative<std::shared_ptr<const Sequence>>(data_) ||
-         std::holds_alternative<std::shared_ptr<const Mapping>>(data_) ||
-         std::holds_alternative<std::shared_ptr<const Opaque>>(data_);
 }
 
 namespace {
@@ -239,7 +166,7 @@ const Autograd& Value::autograd() const {
   return get_or_throw<std::shared_ptr<const TensorBox>>(data_, *this, Kind::kTensor)->autograd;
 }
 const Opaque& Value::as_opaque() const {
-  return *get_or_throw<std::shared_ptr<const Opaque>>(data_, *this, Kind::kOpaque);
+  return get_or_throw<std::shared_ptr<const OpaqueBox>>(data_, *this, Kind::kOpaque)->opaque;
 }
 const Pickled& Value::as_pickled() const {
   return *get_or_throw<std::shared_ptr<const Pickled>>(data_, *this, Kind::kPickled);
@@ -325,34 +252,9 @@ bool same_elements(const TensorView& a, const TensorView& b) {
   return true;
 }
 
-using Pairs = std::vector<std::pair<const Value*, const Value*>>;
+}  // namespace
 
-bool push_pairs(Pairs& todo, const Value::List& a, const Value::List& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) todo.emplace_back(&a[i], &b[i]);
-  return true;
-}
-
-bool push_pairs(Pairs& todo, const Value::Dict& a, const Value::Dict& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    todo.emplace_back(&a[i].first, &b[i].first);
-    todo.emplace_back(&a[i].second, &b[i].second);
-  }
-  return true;
-}
-
-bool push_pairs(Pairs& todo, const Opaque& a, const Opaque& b) {
-  if (a.kind != b.kind || a.module != b.module || a.name != b.name || a.has_state != b.has_state) {
-    return false;
-  }
-  todo.emplace_back(&a.state, &b.state);
-  return push_pairs(todo, a.args, b.args) && push_pairs(todo, a.keywords, b.keywords) &&
-         push_pairs(todo, a.appended, b.appended) && push_pairs(todo, a.entries, b.entries);
-}
-
-// Compares two values except for their children, which it adds to `todo`.
-bool same_top(const Value& a, const Value& b, Pairs& todo) {
+bool operator==(const Value& a, const Value& b) {
   using Kind = Value::Kind;
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
@@ -372,35 +274,22 @@ bool same_top(const Value& a, const Value& b, Pairs& todo) {
       return a.as_bytes() == b.as_bytes();
     case Kind::kList:
     case Kind::kTuple:
-      return &a.items() == &b.items() || push_pairs(todo, a.items(), b.items());
+      return &a.items() == &b.items() || a.items() == b.items();
     case Kind::kDict:
-      if (&a.as_dict() == &b.as_dict()) return true;
-      if (a.is_ordered_dict() != b.is_ordered_dict()) return false;
-      todo.emplace_back(&a.attributes(), &b.attributes());
-      return push_pairs(todo, a.as_dict(), b.as_dict());
+      return &a.as_dict() == &b.as_dict() ||
+             (a.is_ordered_dict() == b.is_ordered_dict() && a.attributes() == b.attributes() &&
+              a.as_dict() == b.as_dict());
     case Kind::kTensor:
       return &a.as_tensor() == &b.as_tensor() ||
              (a.autograd() == b.autograd() && same_elements(a.as_tensor(), b.as_tensor()));
     case Kind::kDType:
       return a.as_dtype() == b.as_dtype();
     case Kind::kOpaque:
-      return &a.as_opaque() == &b.as_opaque() || push_pairs(todo, a.as_opaque(), b.as_opaque());
+      return &a.as_opaque() == &b.as_opaque() || a.as_opaque() == b.as_opaque();
     case Kind::kPickled:
       return a.as_pickled() == b.as_pickled();
   }
   return false;
-}
-
-}  // namespace
-
-bool operator==(const Value& a, const Value& b) {
-  Pairs todo = {{&a, &b}};
-  while (!todo.empty()) {
-    const auto [left, right] = todo.back();
-    todo.pop_back();
-    if (!same_top(*left, *right, todo)) return false;
-  }
-  return true;
 }
 
 }  // namespace tilestone

@@ -2,7 +2,7 @@
 // cheap to copy, because containers are shared. A value does not know how it was pickled, except
 // for Opaque.
 //
-// Values may be nested to any depth: destruction, comparison and to_string do not recurse.
+// A value is nested at most kMaxValueDepth levels deep, so that code that walks it may recurse.
 #pragma once
 
 #include <concepts>
@@ -22,6 +22,9 @@ namespace tilestone {
 
 class Value;
 struct Opaque;
+
+// Of containers and opaque objects inside one another. One with nothing in it has 0.
+inline constexpr uint32_t kMaxValueDepth = 1000;
 
 // An integer outside int64: two's complement, little-endian, in the shortest form.
 struct BigInt {
@@ -71,7 +74,8 @@ class Value {
   };
 
   // All constructors and the destructor are defined in value.cc: what std::variant generates for
-  // them takes seconds to compile.
+  // them takes seconds to compile. Those of containers and opaque objects throw
+  // Error(kInvalidArgument) if they would be nested deeper than kMaxValueDepth.
   Value() noexcept;  // null
   Value(std::nullptr_t) noexcept;
   Value(bool value) noexcept;
@@ -147,14 +151,15 @@ class Value {
   struct Mapping;
   struct TensorBox;
   struct OpaqueBox;
-  class Graveyard;
-  bool is_nested() const;
+  template <typename Box>
+  static Value container(Box box);
+  uint32_t depth() const;
   int64_t signed_in(int64_t lowest, int64_t highest) const;
   uint64_t unsigned_up_to(uint64_t highest) const;
   std::variant<std::monostate, bool, int64_t, double, std::string, BigInt, DType,
                std::shared_ptr<const Bytes>, std::shared_ptr<const Sequence>,
                std::shared_ptr<const Mapping>, std::shared_ptr<const TensorBox>,
-               std::shared_ptr<const Opaque>, std::shared_ptr<const Pickled>>
+               std::shared_ptr<const OpaqueBox>, std::shared_ptr<const Pickled>>
       data_;
 };
 

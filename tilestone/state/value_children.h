@@ -1,7 +1,8 @@
-// The direct children of a value.
+// The direct children of a value, and all parts of it.
 #pragma once
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "tilestone/state/value.h"
 
@@ -38,6 +39,25 @@ void for_each_child(const Value& value, const Visit& visit) {
     default:
       return;
   }
+}
+
+// Calls visit(part) for the value and then for what is in it, if that returns true, and so on. A
+// shared part (Value::shared_id()) is visited as often as it occurs.
+template <typename Visit>
+void for_each_part(const Value& value, const Visit& visit) {
+  if (!visit(value)) return;
+  for_each_child(value, [&](const Value& child) { for_each_part(child, visit); });
+}
+
+inline bool holds_tensors(const Value& value) {
+  bool found = false;
+  std::unordered_set<const void*> seen;
+  for_each_part(value, [&](const Value& part) {
+    found = found || part.kind() == Value::Kind::kTensor;
+    const void* const shared = part.shared_id();
+    return !found && (shared == nullptr || seen.insert(shared).second);
+  });
+  return found;
 }
 
 }  // namespace tilestone

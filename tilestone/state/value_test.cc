@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/base/sanitized_testing.h"
 
 namespace tilestone::value_test {
 
@@ -224,20 +223,22 @@ TEST(ValueText, StopsAtTheLimitBetweenCharacters) {
   EXPECT_EQ(to_string(long_list, 9), "[7, 7, 7,...");
 }
 
-TEST(Value, DeepValuesNeitherOverflowTheStackInTextEqualityNorDestruction) {
-  constexpr int kDepth = kSanitized ? 200'000 : 1'000'000;  // more than the stack has room for
+TEST(Value, ValuesNestedTooDeepAreRefusedAndOthersHaveTextAndEquality) {
   const auto deep = [] {
     Value value = 1;
-    for (int i = 0; i < kDepth; ++i) {
-      switch (i % 3) {
+    for (uint32_t i = 0; i < kMaxValueDepth;) {
+      switch (i % 4) {
         case 0:
           value = Value::list({value});
+          ++i;
           break;
         case 1:
           value = Value::dict({{"k", value}});
+          ++i;
           break;
-        default:
+        default:  // the object, and the dict of its attributes
           value = namespace_of({{"a", value}});
+          i += 2;
       }
     }
     return value;
@@ -245,8 +246,14 @@ TEST(Value, DeepValuesNeitherOverflowTheStackInTextEqualityNorDestruction) {
   const Value a = deep();
   const Value b = deep();
   EXPECT_EQ(a, b);
-  EXPECT_FALSE(a == Value::list({b}));
+  EXPECT_FALSE(a == deep().as_opaque().state);
   EXPECT_THAT(to_string(a), HasSubstr("argparse.Namespace(a="));
+  const auto too_deep = IsError(ErrorCode::kInvalidArgument, "", "nested deeper than 1000 levels");
+  EXPECT_THAT(error_of([&] { Value::list({a}); }), too_deep);
+  EXPECT_THAT(error_of([&] { Value::tuple({a}); }), too_deep);
+  EXPECT_THAT(error_of([&] { Value::dict({{"k", a}}); }), too_deep);
+  EXPECT_THAT(error_of([&] { Value::ordered_dict({}, a); }), too_deep);
+  EXPECT_THAT(error_of([&] { namespace_of({{"a", a}}); }), too_deep);
 }
 
 }  // namespace tilestone::value_test

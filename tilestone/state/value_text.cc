@@ -1,10 +1,9 @@
-// Values as text: Python's repr, without recursion and without more work than the limit requires.
+// Values as text: Python's repr, without more work than the limit requires.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
-#include <deque>
-#include <iterator>
+#include <utility>
 
 #include "tilestone/base/printable.h"
 #include "tilestone/state/value.h"
@@ -18,25 +17,9 @@ namespace {
 // for decimal exponents from -4 to 15, otherwise an exponent of at least two digits.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::array<char, 32> buffer;
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
-                                 std::chars_format::scientific)
-                       .ptr;
-  const std::string text(buffer.data(), end);
-  const size_t e = text.find('e');
-  const int exponent = std::stoi(text.substr(e + 1));
-  if (exponent < -4 || exponent > 15) return text;
-  std::string digits;
-  std::copy_if(text.begin(), text.begin() + static_cast<ptrdiff_t>(e), std::back_inserter(digits),
-               [](char c) { return c >= '0' && c <= '9'; });
-  const std::string sign = std::signbit(value) ? "-" : "";
-  if (exponent < 0)
-    return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
-  const auto whole = static_cast<size_t>(exponent) + 1;
-  if (digits.size() < whole) digits.append(whole - digits.size(), '0');
-  if (digits.size() == whole) digits += '0';
-  return sign + digits.insert(whole, ".");
+  const std::string text = fmt::format("{}", value);
+  const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
+  return is_whole ? text + ".0" : text;
 }
 
 // The magnitude of a two's complement number as base 2^32 digits, lowest first.
@@ -155,101 +138,21 @@ void append_bytes_repr(std::string& out, ByteView bytes, size_t limit) {
 
 // ---- Containers ----
 
-// Writes values as text, with an explicit stack. Stops as soon as the limit is exceeded.
+// Writes values as text. Stops as soon as the limit is exceeded.
 class Printer {
  public:
   explicit Printer(size_t limit) : limit_(limit) {}
 
-  std::string print(const Value& value) {
-    step(value);
-    while (!todo_.empty() && out_.size() <= limit_) {
-      if (!next()) todo_.pop_back();
-    }
-    return cut();
+  std::string text(const Value& value) {
+    print(value);
+    if (out_.size() <= limit_) return std::move(out_);
+    size_t end = limit_;
+    while (end > 0 && (static_cast<uint8_t>(out_[end]) & 0xc0) == 0x80) --end;
+    return out_.substr(0, end) + "...";
   }
 
  private:
-  // A container that is being written: first elements, then dict entries, then the closing text.
-  struct Frame {
-    const Value::List* items = nullptr;
-    const Value::Dict* entries = nullptr;
-    const Opaque* opaque = nullptr;  // its update() call follows
-    std::string_view separator;      // between key and value of an entry
-    std::string_view close;
-    std::string_view close_single;  // if there was only one element (a tuple's comma)
-    size_t at = 0;
-    bool in_entry = false;  // the key is written, but not its value
-  };
-
-  // Writes the next part of the innermost container. Returns false when the container is complete.
-  bool next() {
-    Frame& frame = todo_.back();
-    const size_t items = frame.items != nullptr ? frame.items->size() : 0;
-    const size_t entries = frame.entries != nullptr ? frame.entries->size() : 0;
-    if (frame.in_entry) {
-      frame.in_entry = false;
-      out_ += frame.separator;
-      step((*frame.entries)[frame.at++ - items].second);
-      return true;
-    }
-    if (frame.at == items + entries) {
-      out_ += frame.at == 1 ? frame.close_single : frame.close;
-      const Opaque* opaque = frame.opaque;
-      if (opaque == nullptr) return false;
-      frame = rest_of(*opaque);
-      return true;
-    }
-    if (frame.at > 0) out_ += ", ";
-    if (frame.at < items) {
-      step((*frame.items)[frame.at++]);
-    } else {
-      frame.in_entry = true;
-      step((*frame.entries)[frame.at - items].first);
-    }
-    return true;
-  }
-
-  // Shows the items that are added to an opaque object as ".update(...)".
-  Frame rest_of(const Opaque& opaque) {
-    Frame frame;
-    if (opaque.appended.empty() && opaque.entries.empty()) return frame;
-    out_ += ".update(";
-    frame.items = &opaque.appended;
-    frame.entries = &opaque.entries;
-    frame.separator = ": ";
-    frame.close = frame.close_single = ")";
-    return frame;
-  }
-
-  void open_opaque(const Opaque& opaque) {
-    if (opaque.module != "builtins") out_ += opaque.module + ".";
-    out_ += opaque.name;
-    if (opaque.kind == Opaque::Kind::kGlobal) return;
-    out_ += '(';
-    Frame frame;
-    frame.items = &opaque.args;
-    frame.opaque = &opaque;
-    frame.close = frame.close_single = ")";
-    frame.entries = named_parts(opaque);
-    frame.separator = "=";
-    todo_.push_back(frame);
-  }
-
-  // Attributes are shown as keyword arguments, as in argparse.Namespace's repr.
-  const Value::Dict* named_parts(const Opaque& opaque) {
-    const bool dict = opaque.has_state && opaque.state.kind() == Value::Kind::kDict;
-    if (opaque.keywords.empty() && dict) return &opaque.state.as_dict();
-    if (opaque.keywords.empty() && !opaque.has_state) return nullptr;
-    Value::Dict& parts = made_.emplace_back(opaque.keywords);
-    if (dict) {
-      parts.insert(parts.end(), opaque.state.as_dict().begin(), opaque.state.as_dict().end());
-    } else if (opaque.has_state) {
-      parts.emplace_back(Value("state"), opaque.state);
-    }
-    return &parts;
-  }
-
-  void step(const Value& value) {
+  void print(const Value& value) {
     using Kind = Value::Kind;
     switch (value.kind()) {
       case Kind::kNull:
@@ -268,11 +171,11 @@ class Printer {
         out_ += float_repr(value.as_float());
         return;
       case Kind::kString:
-        return string_or_name(value.as_string());
+        return append_string_repr(out_, value.as_string(), limit_);
       case Kind::kBytes:
         return append_bytes_repr(out_, value.as_bytes(), limit_);
       case Kind::kTensor:
-        return tensor(value.as_tensor(), value.autograd().parameter);
+        return print_tensor(value.as_tensor(), value.autograd().parameter);
       case Kind::kDType:
         out_ += "torch." + std::string(to_string(value.as_dtype()));
         return;
@@ -280,66 +183,83 @@ class Printer {
         out_ += "pickled object of " + std::to_string(value.as_pickled().bytes.size()) + " bytes";
         return;
       case Kind::kList:
+        return print_parts("[", value.items(), {}, "", "]");
       case Kind::kTuple:
+        return print_parts("(", value.items(), {}, "", value.items().size() == 1 ? ",)" : ")");
       case Kind::kDict:
-        return open_container(value);
+        return value.is_ordered_dict()
+                   ? print_parts("OrderedDict({", {}, value.as_dict(), ": ", "})")
+                   : print_parts("{", {}, value.as_dict(), ": ", "}");
       case Kind::kOpaque:
-        return open_opaque(value.as_opaque());
+        return print_opaque(value.as_opaque());
     }
   }
 
-  void tensor(const TensorView& view, bool is_parameter) {
+  void print_tensor(const TensorView& view, bool is_parameter) {
     out_ += is_parameter ? "parameter " : "tensor ";
     out_ += std::string(to_string(view.dtype)) + " " + to_string(view.shape);
   }
 
-  // The name of an attribute is shown without quotes.
-  void string_or_name(std::string_view text) {
-    const bool is_name = !todo_.empty() && todo_.back().in_entry && todo_.back().separator == "=" &&
-                         !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-                           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                                  (c >= '0' && c <= '9') || c == '_';
-                         });
-    if (is_name) {
-      out_ += text;
-    } else {
-      append_string_repr(out_, text, limit_);
+  // The elements of a container, then its entries. `separator`: between key and value of an entry.
+  void print_parts(std::string_view open, const Value::List& items, const Value::Dict& entries,
+                   std::string_view separator, std::string_view close) {
+    out_ += open;
+    bool is_first = true;
+    const auto is_full = [&] {
+      if (!std::exchange(is_first, false)) out_ += ", ";
+      return out_.size() > limit_;
+    };
+    for (const Value& item : items) {
+      if (is_full()) return;
+      print(item);
     }
-  }
-
-  void open_container(const Value& value) {
-    Frame frame;
-    if (value.kind() == Value::Kind::kDict) {
-      frame.entries = &value.as_dict();
-      frame.separator = ": ";
-      const bool ordered = value.is_ordered_dict();
-      out_ += ordered ? "OrderedDict({" : "{";
-      frame.close = frame.close_single = ordered ? "})" : "}";
-    } else {
-      const bool tuple = value.kind() == Value::Kind::kTuple;
-      frame.items = &value.items();
-      out_ += tuple ? '(' : '[';
-      frame.close = tuple ? ")" : "]";
-      frame.close_single = tuple ? ",)" : "]";
+    for (const auto& [key, value] : entries) {
+      if (is_full()) return;
+      separator == "=" ? print_name(key) : print(key);
+      out_ += separator;
+      print(value);
     }
-    todo_.push_back(frame);
+    out_ += close;
   }
 
-  std::string cut() {
-    if (out_.size() <= limit_) return std::move(out_);
-    size_t end = limit_;
-    while (end > 0 && (static_cast<uint8_t>(out_[end]) & 0xc0) == 0x80) --end;
-    return out_.substr(0, end) + "...";
+  // Items that are added to the object are shown as ".update(...)".
+  void print_opaque(const Opaque& opaque) {
+    if (opaque.module != "builtins") out_ += opaque.module + ".";
+    out_ += opaque.name;
+    if (opaque.kind == Opaque::Kind::kGlobal) return;
+    print_parts("(", opaque.args, named_parts(opaque), "=", ")");
+    if (opaque.appended.empty() && opaque.entries.empty()) return;
+    print_parts(".update(", opaque.appended, opaque.entries, ": ", ")");
   }
 
-  size_t limit_;
+  // Attributes are shown as keyword arguments, as in argparse.Namespace's repr.
+  static Value::Dict named_parts(const Opaque& opaque) {
+    Value::Dict parts = opaque.keywords;
+    if (opaque.has_state && opaque.state.kind() == Value::Kind::kDict) {
+      parts.insert(parts.end(), opaque.state.as_dict().begin(), opaque.state.as_dict().end());
+    } else if (opaque.has_state) {
+      parts.emplace_back(Value("state"), opaque.state);
+    }
+    return parts;
+  }
+
+  // The name of an attribute, without quotes.
+  void print_name(const Value& key) {
+    const std::string_view text =
+        key.kind() == Value::Kind::kString ? std::string_view(key.as_string()) : "";
+    const bool is_name = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+    });
+    if (!is_name) return print(key);
+    out_ += text;
+  }
+
+  const size_t limit_;
   std::string out_;
-  std::vector<Frame> todo_;
-  std::deque<Value::Dict> made_;  // entries built here; a deque keeps their addresses stable
 };
 
 }  // namespace
 
-std::string to_string(const Value& value, size_t limit) { return Printer(limit).print(value); }
+std::string to_string(const Value& value, size_t limit) { return Printer(limit).text(value); }
 
 }  // namespace tilestone

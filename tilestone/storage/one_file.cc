@@ -1,5 +1,6 @@
 #include "tilestone/storage/one_file.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -10,8 +11,8 @@ namespace {
 
 class OneFile final : public ReadOnlyStorage {
  public:
-  OneFile(std::shared_ptr<Storage> directory, std::string name)
-      : directory_(std::move(directory)), name_(std::move(name)) {}
+  OneFile(std::shared_ptr<Storage> directory, std::string name, std::string mark)
+      : directory_(std::move(directory)), name_(std::move(name)), mark_(std::move(mark)) {}
 
   StorageFacts facts() const override {
     StorageFacts facts = directory_->facts();
@@ -36,10 +37,13 @@ class OneFile final : public ReadOnlyStorage {
   }
   Listing listing(const std::string& prefix, Depth) override {
     if (!name_.starts_with(prefix) || !directory_->stat(name_)) return {};
-    return {{name_}, {}};
+    Listing found{{name_}, {}};
+    if (!mark_.empty() && mark_.starts_with(prefix)) found.files.push_back(mark_);
+    std::sort(found.files.begin(), found.files.end());
+    return found;
   }
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
-    return std::make_shared<OneFile>(directory_->until(deadline), name_);
+    return std::make_shared<OneFile>(directory_->until(deadline), name_, mark_);
   }
 
  private:
@@ -47,12 +51,14 @@ class OneFile final : public ReadOnlyStorage {
 
   const std::shared_ptr<Storage> directory_;
   const std::string name_;
+  const std::string mark_;
 };
 
 }  // namespace
 
-std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name) {
-  return std::make_shared<OneFile>(std::move(directory), std::move(name));
+std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name,
+                                  std::string mark) {
+  return std::make_shared<OneFile>(std::move(directory), std::move(name), std::move(mark));
 }
 
 Error refusal_of_file(const Storage& file) {

@@ -12,7 +12,9 @@ namespace tilestone {
 
 // `name`: of a file directly in `directory`. For reading only: whatever would make, change or
 // remove a file is Error(kAlreadyExists), because the location is a file and can't be a directory.
-std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name);
+// `mark`: is listed, too, but is not a file; "": nothing is.
+std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name,
+                                  std::string mark = "");
 
 Error refusal_of_file(const Storage& file);  // that error
 

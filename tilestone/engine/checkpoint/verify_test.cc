@@ -66,9 +66,9 @@ TEST(Verify, AFlippedByteAnywhereIsFound) {
   EXPECT_GT(flips, 1000u);
 }
 
-// Only some formats have headers or trailers. Their bytes belong to no item, and no file has a copy
-// of another's.
-TEST(Verify, AFlippedByteOfAHeaderOrTrailerIsFoundInItsFile) {
+// Only some formats have headers. Their bytes belong to no item, and no file has a copy of
+// another's.
+TEST(Verify, AFlippedByteOfAHeaderIsFoundInItsFile) {
   const FileImage image = small_checkpoint(framed_format(torch_dist_format()));
   ASSERT_EQ(problems(image), "");
   expect_rows(Location(memory_storage(image)), 1, 2);
@@ -77,7 +77,7 @@ TEST(Verify, AFlippedByteOfAHeaderOrTrailerIsFoundInItsFile) {
     if (!name.ends_with(".distcp")) continue;
     ++files;
     EXPECT_EQ(as_text(ByteView(bytes).subspan(1, 5)), "BEGIN") << name;
-    for (const size_t at : {size_t{0}, size_t{6}, bytes.size() - 20, bytes.size() - 1}) {
+    for (const size_t at : {size_t{0}, size_t{6}}) {
       FileImage damaged = image;
       damaged[name][at] ^= std::byte{2};
       EXPECT_THAT(problems(damaged), HasSubstr(name)) << at;

@@ -285,14 +285,7 @@ class Conversion {
 
   // An empty dict is selected and renamed like a key.
   void choose_empty_dicts(const PartOfTree& part, const RenameRules& rules) {
-    std::vector<Path> at_top;  // of the items without a path
-    at_top.reserve(source_.entries.size());
-    std::vector<const Path*> items;
-    for (const SourceEntry& entry : source_.entries) {
-      if (entry.path().empty()) at_top.push_back({entry.key()});
-      items.push_back(entry.path().empty() ? &at_top.back() : &entry.path());
-    }
-    const std::vector<Path> empty = empty_dicts(source_.metadata().dict_keys, std::move(items));
+    const std::vector<Path> empty = empty_dicts(source_.metadata());
     if (empty.empty()) return;
     std::map<Path, const Chosen*> taken;
     for (const Chosen& chosen : chosen_) {

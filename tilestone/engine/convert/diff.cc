@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tilestone/base/convertible.h"
+#include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/natural_order.h"
 #include "tilestone/engine/convert/rename_rules_internal.h"
@@ -86,10 +86,6 @@ struct Natural {
   bool operator()(std::string_view a, std::string_view b) const { return natural_less(a, b); }
 };
 using Sides = std::map<std::string, Side, Natural>;
-
-bool is_complex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
-}
 
 Dims coordinate_of(const Dims& shape, int64_t element) {
   Dims coordinate(shape.size(), 0);

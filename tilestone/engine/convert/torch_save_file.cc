@@ -90,27 +90,30 @@ class Writer {
       : stream_(file, context, std::move(fetched)) {}
 
   void record(const std::string& name, ByteView data) {
-    put(zip_.begin(name, data.size()));
-    put(zip_.end(stream_.write(data)));
+    zip_.begin(name, data.size());
+    put_bytes();
+    zip_.end(stream_.write(data));
   }
   void record(const std::string& name, const TensorView& tensor) {
-    put(zip_.begin(name, tensor.bytes()));
+    zip_.begin(name, tensor.bytes());
+    put_bytes();
     ItemRecipe recipe;
     recipe.length = tensor.bytes();
     recipe.segments.push_back(
         {.size = recipe.length, .literal = nullptr, .tensor = &tensor, .padding = nullptr});
-    put(zip_.end(stream_.write(recipe).payload_crc32));
+    zip_.end(stream_.write(recipe).payload_crc32);
   }
   void finish() {
-    put(std::move(zip_).finish());
+    zip_.finish();
+    put_bytes();
     stream_.finish();
   }
 
  private:
-  void put(const Bytes& bytes) { stream_.write(ByteView(bytes)); }
+  void put_bytes() { stream_.write(ByteView(zip_.take())); }
 
   FileStream stream_;
-  archive::ZipStream zip_;
+  archive::ZipWriter zip_;
 };
 
 // A file to be written.

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/convertible.h"
+#include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/mini_float_internal.h"
 

@@ -17,7 +17,7 @@
 namespace tilestone::engine {
 
 // The views must have equal shapes, and item sizes that match `to` and `from`. The dtypes must be
-// convertible (base/convertible.h). Error(kInternal) otherwise.
+// convertible (base/dtype.h). Error(kInternal) otherwise.
 void convert(const StridedView& target, DType to, const StridedView& source, DType from);
 
 }  // namespace tilestone::engine

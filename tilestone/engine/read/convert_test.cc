@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tilestone/base/convertible.h"
+#include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/mini_float_internal.h"
 

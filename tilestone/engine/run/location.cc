@@ -9,7 +9,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
 #include "tilestone/engine/run/options_internal.h"
-#include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/one_file.h"
@@ -67,8 +66,8 @@ std::shared_ptr<Storage> storage_at(const std::string& path, const PosixOptions&
   const bool is_file =
       is_store_url(path) ? directory->stat(name).has_value() : fs::is_regular_file(path, error);
   if (!is_file) return directory_at(path, options);
-  if (is_torch_save_name(name)) return engine::torch_save_storage(directory, name, path);
-  return one_file(std::move(directory), name);
+  return one_file(std::move(directory), name,
+                  is_torch_save_name(name) ? std::string(kTorchSaveMark) : "");
 }
 
 std::string hint_for_scheme(const std::string& scheme) {

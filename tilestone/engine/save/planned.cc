@@ -12,6 +12,8 @@
 #include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone::engine {
 namespace {
@@ -57,10 +59,13 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
   for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
     for (const uint32_t i : *objects) {
       Value& value = share.items.objects[i].value;
-      value = with_copied_tensors(value);
+      // With its tensors, as the archive that is written. Nothing else of it changes.
+      if (holds_tensors(value)) value = Pickled{write_torch_archive(value), true, true};
     }
   }
-  if (share.items.common) share.items.common = with_copied_tensors(*share.items.common);
+  if (share.items.common && holds_tensors(*share.items.common)) {
+    share.items.common = read_torch_archive(write_torch_archive(*share.items.common));
+  }
   if (lazy != nullptr) {
     lazy->begin(std::move(late), memory, threads);
     planned.lazy = lazy;

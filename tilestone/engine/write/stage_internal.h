@@ -94,9 +94,4 @@ StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignm
                           StagingMemory& memory, ThreadPool* threads, Deadline deadline,
                           const WatchTensors* watch = nullptr);
 
-// A copy of the value in which all tensors, at any depth, have memory of their own. Parts without
-// tensors stay shared with `value`. Parts that are shared within `value` are shared in the copy
-// too.
-Value with_copied_tensors(const Value& value);
-
 }  // namespace tilestone::engine

@@ -140,7 +140,7 @@ class RankWriter {
 
   // Compares them, and links the files that the checkpoints will share.
   void reuse(const Location& location) {
-    if (format_.files_have_ends() || format_.has_fixed_names() || !hint_.empty()) {
+    if (format_.files_have_headers() || format_.has_fixed_names() || !hint_.empty()) {
       log_once(LogLevel::kWarning, "files of the format " + std::string(format_.name()) +
                                        " are not shared between checkpoints: reuse is ignored");
       return;
@@ -421,11 +421,10 @@ class RankWriter {
     note_made(receipt_.files[index].name);
     FileStream stream(*file, context_, fetched_by(share));
     const auto encoder = format_.encoder();
-    if (format_.files_have_ends()) begin_file(index, stream, *encoder);
+    if (format_.files_have_headers()) begin_file(index, stream, *encoder);
     each_item(share, [&](const FileItem& item, ReceiptItem& at) {
       write_item(index, stream, *encoder, item, at);
     });
-    if (format_.files_have_ends()) end_file(index, stream, *encoder);
     stream.finish();
     file->sync(context_.deadline);
     file->close();
@@ -471,19 +470,7 @@ class RankWriter {
     std::vector<FileItem> items;
     each_item(shares_[index],
               [&](const FileItem& item, const ReceiptItem&) { items.push_back(item); });
-    write_part(index, stream, encoder.begin_file(items));
-  }
-
-  void end_file(size_t index, FileStream& stream, ItemEncoder& encoder) {
-    std::vector<WrittenItem> items;
-    each_item(shares_[index], [&](const FileItem& item, const ReceiptItem& at) {
-      items.push_back({item, at.offset, at.length, at.checksums});
-    });
-    write_part(index, stream, encoder.end_file(items));
-  }
-
-  void write_part(size_t index, FileStream& stream, const Bytes& bytes) {
-    if (bytes.empty()) return;
+    const Bytes bytes = encoder.begin_file(items);
     Receipt::FilePart part{static_cast<uint32_t>(index), stream.position(), bytes.size(), 0};
     part.crc32 = stream.write(ByteView(bytes));
     std::lock_guard lock(parts_mutex_);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -13,6 +14,7 @@
 #include "tilestone/format/archive/tensor_node_internal.h"
 #include "tilestone/format/archive/value_reader_internal.h"
 #include "tilestone/format/archive/zip_format_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::archive {
 namespace {
@@ -147,14 +149,15 @@ uint64_t Archive::end_of(const ZipRecord& record) const {
   return next < end ? next->header_offset : directory_.offset();
 }
 
+namespace {
+
+// Its elements must be computed from the stored ones.
 void refuse_lazy(const TensorNode& tensor) {
   if (!tensor.conjugated && !tensor.negated) return;
   throw Error(ErrorCode::kUnsupported, "torch.save archive: a tensor is lazily " +
                                            std::string(tensor.negated ? "negated" : "conjugated"))
       .with_hint("save tensor.resolve_conj().resolve_neg() instead");
 }
-
-namespace {
 
 // The bytes of a storage's record in the archive; empty if the storage is empty and has no record.
 ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t size) {
@@ -170,31 +173,66 @@ bool is_aligned(ByteView bytes) {
   return reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
 }
 
-// Views of the archive's records that share `owner`. Without one, and of a record whose elements
-// would not be aligned, copies; each record is copied once, for all tensors that share it.
-StorageSource owned_storages(const Archive& archive, std::shared_ptr<const void> owner) {
-  using Copies = std::unordered_map<std::string, std::shared_ptr<Bytes>>;
-  return [&archive, owner = std::move(owner), copies = std::make_shared<Copies>()](
-             std::string_view name, uint64_t size) {
-    const ByteView bytes = stored_bytes(archive, name, size);
-    if (owner != nullptr && is_aligned(bytes)) {
-      // NOLINTNEXTLINE: only the value's owner writes to its tensors.
-      return StorageBytes{const_cast<std::byte*>(bytes.data()), bytes.size(), owner};
-    }
-    std::shared_ptr<Bytes>& copy = (*copies)[std::string(name)];
-    if (copy == nullptr) copy = std::make_shared<Bytes>(bytes.begin(), bytes.end());
-    return StorageBytes{copy->data(), copy->size(), copy};
-  };
+// Computes the elements of a lazily conjugated or negated tensor, in new memory.
+TensorView resolved(const TensorNode& node, const TensorView& stored) {
+  TensorView made = TensorView::allocate(stored.dtype, stored.shape);
+  const uint64_t size = stored.bytes();
+  std::byte* bytes = made.data;
+  pack_range(stored.strided_view(), 0, MutableByteView(bytes, size));
+  const bool complex = is_complex(stored.dtype);
+  const uint64_t number = itemsize(stored.dtype) / (complex ? 2 : 1);
+  for (uint64_t at = 0, index = 0; at < size; at += number, ++index) {
+    const bool imaginary = complex && index % 2 == 1;
+    // Little-endian IEEE numbers: the sign is the top bit of the last byte.
+    if (node.negated != (node.conjugated && imaginary)) bytes[at + number - 1] ^= std::byte{0x80};
+  }
+  return made;
 }
 
-// Returns the archive's own bytes, for a value that does not outlive them.
-StorageSource borrowed_storages(const Archive& archive) {
-  return [&archive](std::string_view name, uint64_t size) {
-    const ByteView bytes = stored_bytes(archive, name, size);
-    // NOLINTNEXTLINE: nothing writes through a Value.
-    return StorageBytes{const_cast<std::byte*>(bytes.data()), bytes.size(), nullptr};
-  };
-}
+// Makes tensors that are views of the archive's records and share `owner`, or borrow the records.
+// Otherwise, and of a record whose elements would not be aligned, they are views of copies; each
+// record is copied once, for all tensors that share it.
+class TensorMaker {
+ public:
+  TensorMaker(const Archive& archive, std::shared_ptr<const void> owner, bool borrows)
+      : archive_(archive), owner_(std::move(owner)), borrows_(borrows) {}
+
+  Value operator()(const TensorNode& tensor) {
+    const ByteView stored = stored_bytes(archive_, tensor.record, tensor.storage);
+    if (numel(tensor.shape) == 0) {
+      return Value(TensorView::allocate(tensor.dtype, tensor.shape), tensor.autograd);
+    }
+    // NOLINTNEXTLINE: only the value's owner writes to its tensors.
+    std::byte* data = const_cast<std::byte*>(stored.data());
+    std::shared_ptr<const void> owner = owner_;
+    if (!borrows_ && (owner == nullptr || !is_aligned(stored))) {
+      std::shared_ptr<Bytes>& copy = copies_[std::string(tensor.record)];
+      if (copy == nullptr) copy = std::make_shared<Bytes>(stored.begin(), stored.end());
+      data = copy->data();
+      owner = copy;
+    }
+    TensorView view = TensorView::strided(data + tensor.offset, tensor.dtype, tensor.shape,
+                                          tensor.strides, data, stored.size(), std::move(owner));
+    if (!tensor.conjugated && !tensor.negated) return Value(std::move(view), tensor.autograd);
+    // The elements are copied. The limit is twice the bytes of the storages, so that a small file
+    // can't claim much memory.
+    if (resolvable_.insert(std::string(tensor.record)).second) to_resolve_ += 2 * stored.size();
+    if (view.bytes() > to_resolve_) {
+      throw Error(ErrorCode::kUnsafe,
+                  "pickle: lazily conjugated or negated tensors use their storage too often");
+    }
+    to_resolve_ -= view.bytes();
+    return Value(resolved(tensor, view), tensor.autograd);
+  }
+
+ private:
+  const Archive& archive_;
+  const std::shared_ptr<const void> owner_;
+  const bool borrows_;
+  std::unordered_map<std::string, std::shared_ptr<Bytes>> copies_;
+  std::unordered_set<std::string> resolvable_;  // records of lazily conjugated or negated tensors
+  uint64_t to_resolve_ = 0;                     // bytes that may still be copied for these
+};
 
 // The archive's pickle. All of the archive must be available.
 Pickle parse_pickle(const Archive& archive) {
@@ -275,14 +313,14 @@ Value read_archive(const SharedBytes& bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
   if (!archive) corrupt("its directory is outside the archive");
-  return read_value(parse_pickle(*archive), owned_storages(*archive, bytes.owner()));
+  return read_value(parse_pickle(*archive), TensorMaker(*archive, bytes.owner(), false));
 }
 
 Value view_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
   if (!archive) corrupt("its directory is outside the archive");
-  return read_value(parse_pickle(*archive), borrowed_storages(*archive));
+  return read_value(parse_pickle(*archive), TensorMaker(*archive, nullptr, true));
 }
 
 std::optional<ItemFault> check_archive(ByteView bytes) {

@@ -44,9 +44,6 @@ class Archive {
   std::string_view top_;
 };
 
-// Error(kUnsupported) if its elements must be computed from the stored ones.
-void refuse_lazy(const TensorNode& tensor);
-
 // Finds the elements of the only tensor in the archive. nullopt if the available bytes don't
 // contain all of the archive's structure that is needed.
 std::optional<StoredPayload> locate_tensor(const ItemBytes& item);

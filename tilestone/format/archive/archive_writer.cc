@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/pickle_writer_internal.h"
 #include "tilestone/format/archive/value_check_internal.h"
@@ -63,17 +64,12 @@ Bytes packed(const TensorView& tensor) {
 // may have an id too, because its owner is elsewhere.
 std::unordered_set<const void*> repeated_parts(const Value& value) {
   std::unordered_set<const void*> seen, repeated;
-  std::vector<const Value*> todo{&value};
-  while (!todo.empty()) {
-    const Value& next = *todo.back();
-    todo.pop_back();
-    const void* shared = next.shared_id();
-    if (shared != nullptr && !seen.insert(shared).second) {
-      repeated.insert(shared);
-      continue;
-    }
-    for_each_child(next, [&](const Value& child) { todo.push_back(&child); });
-  }
+  for_each_part(value, [&](const Value& part) {
+    const void* const shared = part.shared_id();
+    if (shared == nullptr || seen.insert(shared).second) return true;
+    repeated.insert(shared);
+    return false;
+  });
   return repeated;
 }
 
@@ -86,26 +82,22 @@ class ValueWriter {
 
   Bytes write(const Value& value) {
     repeated_ = repeated_parts(value);
-    put(value, 0);
+    put(value);
     return std::move(out_).finish();
   }
   std::vector<TensorView>& tensors() { return tensors_; }
 
  private:
-  void put(const Value& value, uint32_t depth) {
+  void put(const Value& value) {
     const void* shared = value.shared_id();
-    if (!repeated_.contains(shared)) return put_whole(value, depth);
+    if (!repeated_.contains(shared)) return put_whole(value);
     const auto known = memo_.find(shared);
     if (known != memo_.end()) return out_.get(known->second);
-    put_whole(value, depth);
+    put_whole(value);
     memo_.emplace(shared, out_.memoize());
   }
 
-  void put_whole(const Value& value, uint32_t depth) {
-    if (depth > kMaxDepth) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the value is nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    }
+  void put_whole(const Value& value) {
     switch (value.kind()) {
       case Value::Kind::kNull:
         return out_.none();
@@ -122,52 +114,52 @@ class ValueWriter {
       case Value::Kind::kBytes:
         return out_.bytes(value.as_bytes());
       case Value::Kind::kList:
-        return put_list(value.items(), depth);
+        return put_list(value.items());
       case Value::Kind::kTuple:
-        return put_tuple(value.items(), depth);
+        return put_tuple(value.items());
       case Value::Kind::kDict:
-        return put_dict(value, depth);
+        return put_dict(value);
       case Value::Kind::kTensor:
         return put_tensor(value.as_tensor(), value.autograd());
       case Value::Kind::kDType:
         return out_.global("torch", to_string(value.as_dtype()));
       case Value::Kind::kOpaque:
-        return put_opaque(value.as_opaque(), depth);
+        return put_opaque(value.as_opaque());
       case Value::Kind::kPickled:
         throw Error(ErrorCode::kInvalidArgument,
                     "an object that Python has pickled can't be part of another value");
     }
   }
 
-  void put_all(const Value::List& items, uint32_t depth) {
-    for (const Value& item : items) put(item, depth + 1);
+  void put_all(const Value::List& items) {
+    for (const Value& item : items) put(item);
   }
-  void put_tuple(const Value::List& items, uint32_t depth) {
+  void put_tuple(const Value::List& items) {
     if (items.empty()) return out_.op(op::kEmptyTuple);
     out_.op(op::kMark);
-    put_all(items, depth);
+    put_all(items);
     out_.op(op::kTuple);
   }
-  void append(const Value::List& items, uint32_t depth) {
+  void append(const Value::List& items) {
     if (items.empty()) return;
     out_.op(op::kMark);
-    put_all(items, depth);
+    put_all(items);
     out_.op(op::kAppends);
   }
-  void put_list(const Value::List& items, uint32_t depth) {
+  void put_list(const Value::List& items) {
     out_.op(op::kEmptyList);
-    append(items, depth);
+    append(items);
   }
-  void set_items(const Value::Dict& items, uint32_t depth) {
+  void set_items(const Value::Dict& items) {
     if (items.empty()) return;
     out_.op(op::kMark);
     for (const auto& [key, value] : items) {
-      put(key, depth + 1);
-      put(value, depth + 1);
+      put(key);
+      put(value);
     }
     out_.op(op::kSetItems);
   }
-  void put_dict(const Value& dict, uint32_t depth) {
+  void put_dict(const Value& dict) {
     if (dict.is_ordered_dict()) {
       out_.global("collections", "OrderedDict");
       out_.op(op::kEmptyTuple);
@@ -175,31 +167,31 @@ class ValueWriter {
     } else {
       out_.op(op::kEmptyDict);
     }
-    set_items(dict.as_dict(), depth);
-    if (!dict.attributes().is_null()) put_state(dict.attributes(), depth);
+    set_items(dict.as_dict());
+    if (!dict.attributes().is_null()) put_state(dict.attributes());
   }
-  void put_state(const Value& state, uint32_t depth) {
-    put(state, depth + 1);
+  void put_state(const Value& state) {
+    put(state);
     out_.op(op::kBuild);
   }
   void put_tensor(const TensorView& tensor, Autograd autograd) {
     write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(tensors_.size()), autograd);
     tensors_.push_back(tensor);
   }
-  void put_opaque(const Opaque& opaque, uint32_t depth) {
+  void put_opaque(const Opaque& opaque) {
     out_.global(opaque.module, opaque.name);
     if (opaque.kind == Opaque::Kind::kGlobal) return;
-    put_tuple(opaque.args, depth);
+    put_tuple(opaque.args);
     if (!opaque.keywords.empty()) {
       out_.op(op::kEmptyDict);
-      set_items(opaque.keywords, depth);
+      set_items(opaque.keywords);
       out_.op(op::kNewObjEx);
     } else {
       out_.op(opaque.kind == Opaque::Kind::kCall ? op::kReduce : op::kNewObj);
     }
-    append(opaque.appended, depth);
-    set_items(opaque.entries, depth);
-    if (opaque.has_state) put_state(opaque.state, depth);
+    append(opaque.appended);
+    set_items(opaque.entries);
+    if (opaque.has_state) put_state(opaque.state);
   }
 
   PickleWriter out_;
@@ -235,12 +227,15 @@ TensorArchives::ArchiveEnds TensorArchives::make(const Kind& kind, uint64_t size
   write_tensor_node(pickle, kind.dtype, kind.shape, "0");
   ZipWriter archive;
   add_fixed_records(archive, std::move(pickle).finish());
-  archive.begin_last("archive/data/0", size);
-  ZipWriter::Tail tail = archive.tail();
-  Literal head{archive.take_head(), {}};
-  return {
-      std::make_shared<const Literal>(std::move(head)),
-      std::make_shared<const Literal>(Literal{std::move(tail.bytes), std::move(tail.crc32_at)})};
+  archive.begin("archive/data/0", size);
+  Literal head{archive.take(), {}};
+  archive.end(0);
+  const uint64_t in_directory = archive.finish();
+  Literal tail{archive.take(), {}};
+  constexpr uint64_t kInDescriptor = 4;  // bytes
+  if (size > 0) tail.crc32_at = {kInDescriptor, in_directory};
+  return {std::make_shared<const Literal>(std::move(head)),
+          std::make_shared<const Literal>(std::move(tail))};
 }
 
 namespace {
@@ -269,12 +264,14 @@ std::vector<Literal> parts_of_archive(const Value& value) {
       } else if (elements->size() < kBorrowedFrom) {
         archive.add(name, *elements);
       } else {
-        parts.push_back({.bytes = archive.add_elsewhere(name, *elements)});
+        archive.begin(name, elements->size(), crc32(*elements));
+        parts.push_back({.bytes = archive.take()});
         parts.push_back({.bytes = {}, .borrowed = *elements});
       }
     }
   }
-  parts.push_back({.bytes = std::move(archive).finish()});
+  archive.finish();
+  parts.push_back({.bytes = archive.take()});
   return parts;
 }
 

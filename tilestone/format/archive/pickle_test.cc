@@ -244,9 +244,9 @@ TEST(Pickle, DepthIsBounded) {
   const auto nested = [](size_t depth) {
     return repeated("]", depth) + repeated("\x61", depth - 1) + ".";
   };
-  EXPECT_EQ(refusal(nested(kMaxDepth + 2)), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal(nested(kMaxValueDepth + 2)), ErrorCode::kUnsafe);
   EXPECT_EQ(refusal(nested(1'000'000)), ErrorCode::kUnsafe);
-  EXPECT_EQ(read(nested(kMaxDepth)).items().size(), 1u);
+  EXPECT_EQ(read(nested(kMaxValueDepth)).items().size(), 1u);
 }
 
 TEST(Pickle, SharingCanNotUnfoldWithoutBound) {

@@ -202,10 +202,6 @@ std::optional<TensorNode> read_parameter(const Pickle& pickle, NodeId id) {
 
 }  // namespace
 
-bool is_complex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
-}
-
 std::string_view storage_class(DType dtype) {
   const auto* const known = std::ranges::find(kStorageClasses, dtype, &StorageClass::dtype);
   return known == std::end(kStorageClasses) ? std::string_view() : known->name;

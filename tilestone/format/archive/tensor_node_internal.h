@@ -25,8 +25,6 @@ struct TensorNode {
   bool has_attributes = false;  // a parameter with attributes, which are not in TensorNode
 };
 
-bool is_complex(DType dtype);
-
 // torch's storage class of a dtype ("FloatStorage"); "" for dtypes that torch stores in untyped
 // storages.
 std::string_view storage_class(DType dtype);

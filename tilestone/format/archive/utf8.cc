@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tilestone/base/printable.h"
 #include "tilestone/format/archive/utf8_internal.h"
 
 namespace tilestone::archive {
@@ -27,33 +28,14 @@ size_t narrow_prefix(std::string_view text) {
   return open != 0 ? i - 1 : i;
 }
 
-// The number of bytes of a character whose first byte is `lead`; 0 if no character has it.
-size_t length_of(uint8_t lead) {
-  if (lead < 0x80) return 1;
-  if (lead < 0xc2) return 0;
-  if (lead < 0xe0) return 2;
-  if (lead < 0xf0) return 3;
-  return lead < 0xf5 ? 4 : 0;
-}
-
 }  // namespace
 
 bool is_utf8(std::string_view text) {
-  size_t i = narrow_prefix(text);
-  while (i < text.size()) {
-    const auto lead = static_cast<uint8_t>(text[i]);
-    const size_t length = length_of(lead);
-    if (length == 0 || length > text.size() - i) return false;
-    for (size_t k = 1; k < length; ++k) {
-      if ((static_cast<uint8_t>(text[i + k]) & 0xc0) != 0x80) return false;
-    }
-    if (length > 2) {
-      const auto second = static_cast<uint8_t>(text[i + 1]);
-      if (lead == 0xe0 && second < 0xa0) return false;   // overlong
-      if (lead == 0xf0 && second < 0x90) return false;   // overlong
-      if (lead == 0xf4 && second >= 0x90) return false;  // beyond U+10FFFF
-    }
-    i += length;
+  text.remove_prefix(narrow_prefix(text));
+  while (!text.empty()) {
+    const CodePoint point = first_code_point(text);
+    if (point.size == 0) return false;
+    text.remove_prefix(point.size);
   }
   return true;
 }

@@ -22,11 +22,11 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, problem);
 }
 
-// Checks depth first, by recursion that is limited to kMaxDepth. A shared value is checked once.
+// A shared value is checked once.
 class ValueChecker {
  public:
   void check(const Value& value) {
-    const uint64_t unfolded = check(value, 0).unfolded;
+    const uint64_t unfolded = unfolded_bytes(value);
     // Never without shared parts: a value takes at least one byte of the pickle.
     static_assert(sizeof(Value) <= kCopiedFactor);
     const uint64_t limit = kMaxUnfolded + kCopiedFactor * least_written_;
@@ -36,40 +36,20 @@ class ValueChecker {
   }
 
  private:
-  struct Extent {
-    uint64_t unfolded = 0;  // bytes; each shared part is counted as often as it occurs
-    uint32_t height = 0;    // levels of values below it
-  };
-
-  Extent check(const Value& value, uint32_t depth) {
-    if (depth > kMaxDepth) too_deep();
-    const void* shared = value.shared_id();
-    if (shared == nullptr) return check_whole(value, depth);
+  // Each shared part is counted as often as it occurs.
+  uint64_t unfolded_bytes(const Value& value) {
+    const void* const shared = value.shared_id();
     const auto known = known_.find(shared);
-    if (known != known_.end()) {
-      if (depth + known->second.height > kMaxDepth) too_deep();
-      return known->second;
-    }
-    const Extent extent = check_whole(value, depth);
-    known_.emplace(shared, extent);
-    return extent;
-  }
-
-  [[noreturn]] static void too_deep() {
-    refuse("the object is nested deeper than " + std::to_string(kMaxDepth) + " levels");
-  }
-
-  Extent check_whole(const Value& value, uint32_t depth) {
+    if (known != known_.end()) return known->second;
     check_alone(value);
     const uint64_t own = shallow_bytes(value);
     least_written_ += 1 + own;
-    Extent extent{sizeof(Value) + own, 0};
+    uint64_t unfolded = sizeof(Value) + own;
     for_each_child(value, [&](const Value& child) {
-      const Extent below = check(child, depth + 1);
-      extent.unfolded = add_up_to_max(extent.unfolded, below.unfolded);
-      extent.height = std::max(extent.height, below.height + 1);
+      unfolded = add_up_to_max(unfolded, unfolded_bytes(child));
     });
-    return extent;
+    if (shared != nullptr) known_.emplace(shared, unfolded);
+    return unfolded;
   }
 
   static uint64_t add_up_to_max(uint64_t a, uint64_t b) { return a + std::min(b, ~a); }
@@ -125,58 +105,71 @@ class ValueChecker {
     check_keys(opaque.entries);
   }
 
-  std::unordered_map<const void*, Extent> known_;
-  uint64_t least_written_ = 0;  // bytes of the pickle at least
+  std::unordered_map<const void*, uint64_t> known_;  // by Value::shared_id()
+  uint64_t least_written_ = 0;                       // bytes of the pickle at least
 };
 
 // Calls visit(opaque) for each opaque object of a value.
 template <typename Visit>
 void for_each_opaque(const Value& value, const Visit& visit) {
   std::unordered_set<const void*> seen;
-  std::vector<const Value*> todo{&value};
-  while (!todo.empty()) {
-    const Value& next = *todo.back();
-    todo.pop_back();
-    const void* shared = next.shared_id();
-    if (shared != nullptr && !seen.insert(shared).second) continue;
-    if (next.kind() == Value::Kind::kOpaque) visit(next.as_opaque());
-    for_each_child(next, [&](const Value& child) { todo.push_back(&child); });
-  }
+  for_each_part(value, [&](const Value& part) {
+    const void* const shared = part.shared_id();
+    if (shared != nullptr && !seen.insert(shared).second) return false;
+    if (part.kind() == Value::Kind::kOpaque) visit(part.as_opaque());
+    return true;
+  });
 }
 
 constexpr std::string_view kUnreadable = "tilestone.unreadable";  // module of such values
-constexpr uint64_t kMaxValues = uint64_t{1} << 22;
 
 bool is_unreadable(const Value& value) {
   return value.kind() == Value::Kind::kOpaque && value.as_opaque().module == kUnreadable;
 }
 
-Value readable(const Value& given, const ChangeValue& change, uint64_t& values) {
-  if (++values > kMaxValues) {
-    throw Error(ErrorCode::kUnsupported, "there are too many values, and some can't be read");
+// What is shared stays so, and is changed once.
+class Readable {
+ public:
+  explicit Readable(const ChangeValue& change) : change_(change) {}
+
+  Value of(const Value& given) {
+    const void* const shared = given.shared_id();
+    const auto known = known_.find(shared);
+    if (known != known_.end()) return known->second;
+    Value made = made_of(given);
+    if (shared != nullptr) known_.emplace(shared, made);
+    return made;
   }
-  if (is_unreadable(given))
-    return unreadable("an object of the module " + std::string(kUnreadable));
-  const Value value = change ? change(given) : given;
-  if (value.kind() == Value::Kind::kDict) {
-    Value::Dict entries = value.as_dict();
-    for (auto& [key, item] : entries) item = readable(item, change, values);
-    return Value::dict(std::move(entries));
+
+ private:
+  Value made_of(const Value& given) {
+    if (is_unreadable(given)) {
+      return unreadable("an object of the module " + std::string(kUnreadable));
+    }
+    const Value value = change_ ? change_(given) : given;
+    if (value.kind() == Value::Kind::kDict) {
+      Value::Dict entries = value.as_dict();
+      for (auto& [key, item] : entries) item = of(item);
+      return Value::dict(std::move(entries));
+    }
+    if (value.kind() == Value::Kind::kList) {
+      Value::List items = value.items();
+      for (Value& item : items) item = of(item);
+      return Value::list(std::move(items));
+    }
+    if (is_unreadable(value)) return value;
+    try {
+      check_value(value);
+      return value;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) throw;
+      return unreadable("an object: " + error.message());
+    }
   }
-  if (value.kind() == Value::Kind::kList) {
-    Value::List items = value.items();
-    for (Value& item : items) item = readable(item, change, values);
-    return Value::list(std::move(items));
-  }
-  if (is_unreadable(value)) return value;
-  try {
-    check_value(value);
-    return value;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument) throw;
-    return unreadable("an object: " + error.message());
-  }
-}
+
+  const ChangeValue& change_;
+  std::unordered_map<const void*, Value> known_;  // by the id of what is given
+};
 
 bool needs_protocol_4(const Opaque& opaque) {
   return opaque.name.find('.') != std::string::npos ||
@@ -212,10 +205,7 @@ void check_value(const Value& value) {
   }
 }
 
-Value readable(const Value& tree, const ChangeValue& change) {
-  uint64_t values = 0;
-  return readable(tree, change, values);
-}
+Value readable(const Value& tree, const ChangeValue& change) { return Readable(change).of(tree); }
 
 Value unreadable(std::string reason) {
   Opaque opaque;

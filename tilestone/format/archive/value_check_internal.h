@@ -10,17 +10,16 @@
 namespace tilestone::archive {
 
 // Error(kInvalidArgument) for a value that write_archive() can't write, or that read_archive() or
-// Python could not read back. These are: values nested deeper than kMaxDepth; values whose shared
-// parts unfold to more than read_value() allows, and never because of size alone; text that is not
-// UTF-8; names that no class can have; dict keys that can't be hashed; storages outside a tensor; a
-// Pickled inside another value; a Pickled that the reader refuses. A Pickled is parsed without
-// copying its tensors; other values are walked.
+// Python could not read back. These are: values whose shared parts unfold to more than read_value()
+// allows, and never because of size alone; text that is not UTF-8; names that no class can have;
+// dict keys that can't be hashed; storages outside a tensor; a Pickled inside another value; a
+// Pickled that the reader refuses. A Pickled is parsed without copying its tensors; other values
+// are walked.
 void check_value(const Value& value);
 
 // The tree with each leaf that check_value() refuses replaced by a value that says why
 // (reason_in()). Dicts and lists are walked. `change`, if not empty, is first called with each
-// value and returns what takes its place. Error(kUnsupported) for a tree of too many values, of
-// which shared ones count each time.
+// value and returns what takes its place.
 using ChangeValue = std::function<Value(const Value&)>;
 Value readable(const Value& tree, const ChangeValue& change = {});
 // A value that says why another one can't be read.

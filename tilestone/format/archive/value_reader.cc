@@ -4,13 +4,11 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/pickle_schema_internal.h"
 #include "tilestone/format/archive/tensor_node_internal.h"
-#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::archive {
 namespace {
@@ -67,26 +65,10 @@ Bytes from_latin1(std::string_view text) {
   return bytes;
 }
 
-// Computes the elements of a lazily conjugated or negated tensor, in new memory.
-TensorView resolved(const TensorNode& node, const TensorView& stored) {
-  TensorView made = TensorView::allocate(stored.dtype, stored.shape);
-  const uint64_t size = stored.bytes();
-  std::byte* bytes = made.data;
-  pack_range(stored.strided_view(), 0, MutableByteView(bytes, size));
-  const bool complex = is_complex(stored.dtype);
-  const uint64_t number = itemsize(stored.dtype) / (complex ? 2 : 1);
-  for (uint64_t at = 0, index = 0; at < size; at += number, ++index) {
-    const bool imaginary = complex && index % 2 == 1;
-    // Little-endian IEEE numbers: the sign is the top bit of the last byte.
-    if (node.negated != (node.conjugated && imaginary)) bytes[at + number - 1] ^= std::byte{0x80};
-  }
-  return made;
-}
-
 class ValueReader {
  public:
-  ValueReader(const Pickle& pickle, const StorageSource& storages)
-      : pickle_(pickle), storages_(storages), done_(pickle.node_count()) {}
+  ValueReader(const Pickle& pickle, const MakeTensor& make)
+      : pickle_(pickle), make_(make), done_(pickle.node_count()) {}
 
   // Depth first, children before parents, with an explicit stack instead of recursion.
   Value read(NodeId root) {
@@ -108,7 +90,6 @@ class ValueReader {
   struct Done {
     Value value;
     uint64_t unfolded = 0;  // bytes; each shared part is counted as often as it occurs
-    uint32_t depth = 0;
     bool opened = false;
     bool finished = false;
   };
@@ -171,7 +152,12 @@ class ValueReader {
   void finish(NodeId id) {
     Done& node = done_[id];
     measure(id, node);
-    node.value = build(id);
+    try {
+      node.value = build(id);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) throw;
+      unsafe(error.message());  // it is nested too deep
+    }
     node.finished = true;
   }
 
@@ -183,13 +169,9 @@ class ValueReader {
     for_each_child(id, [&](NodeId child) {
       copied_ += sizeof(Value) + (is_small(child) ? 0 : text_bytes(child));
       node.unfolded += is_small(child) ? sizeof(Value) : done_[child].unfolded;
-      if (!is_small(child)) node.depth = std::max(node.depth, done_[child].depth + 1);
       check_size(copied_, kMaxCopied + kCopiedFactor * pickle_.size());
       check_size(node.unfolded, kMaxUnfolded + kCopiedFactor * pickle_.size());
     });
-    if (node.depth > kMaxDepth) {
-      unsafe("containers are nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    }
   }
   static void check_size(uint64_t bytes, uint64_t limit) {
     if (bytes > limit) unsafe("it unfolds to more than " + std::to_string(limit) + " bytes");
@@ -355,41 +337,22 @@ class ValueReader {
   }
 
   Value read_tensor(const TensorNode& tensor) {
-    if (!storages_) {
-      throw Error(ErrorCode::kUnsupported,
-                  "pickle: a bare pickle does not contain the elements of its tensors");
-    }
-    const StorageBytes storage = storages_(tensor.record, tensor.storage);
-    if (numel(tensor.shape) == 0) {
-      return Value(TensorView::allocate(tensor.dtype, tensor.shape), tensor.autograd);
-    }
-    TensorView view =
-        TensorView::strided(storage.data + tensor.offset, tensor.dtype, tensor.shape,
-                            tensor.strides, storage.data, storage.size, storage.owner);
-    if (!tensor.conjugated && !tensor.negated) return Value(std::move(view), tensor.autograd);
-    // The elements are copied. The limit is twice the bytes of the storages, so that a small file
-    // can't claim much memory.
-    if (resolvable_.insert(std::string(tensor.record)).second) to_resolve_ += 2 * storage.size;
-    if (view.bytes() > to_resolve_) {
-      unsafe("lazily conjugated or negated tensors use their storage too often");
-    }
-    to_resolve_ -= view.bytes();
-    return Value(resolved(tensor, view), tensor.autograd);
+    if (make_) return make_(tensor);
+    throw Error(ErrorCode::kUnsupported,
+                "pickle: a bare pickle does not contain the elements of its tensors");
   }
 
   const Pickle& pickle_;
-  const StorageSource& storages_;
+  const MakeTensor& make_;
   std::vector<Done> done_;
   std::vector<Step> work_;
-  uint64_t copied_ = 0;                         // bytes of all values made so far
-  std::unordered_set<std::string> resolvable_;  // records of lazily conjugated or negated tensors
-  uint64_t to_resolve_ = 0;                     // bytes that may still be copied for these
+  uint64_t copied_ = 0;  // bytes of all values made so far
 };
 
 }  // namespace
 
-Value read_value(const Pickle& pickle, const StorageSource& storages) {
-  return ValueReader(pickle, storages).read(pickle.root());
+Value read_value(const Pickle& pickle, const MakeTensor& make) {
+  return ValueReader(pickle, make).read(pickle.root());
 }
 
 }  // namespace tilestone::archive

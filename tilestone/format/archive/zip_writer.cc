@@ -52,89 +52,60 @@ uint64_t padding_field(uint64_t offset) {
 
 }  // namespace
 
-void ZipWriter::append_header(Bytes& head, const Record& record) {
+void ZipWriter::add(std::string name, ByteView data) {
+  begin(std::move(name), data.size(), tilestone::crc32(data));
+  before_ -= data.size();
+  bytes_.insert(bytes_.end(), data.begin(), data.end());
+}
+
+void ZipWriter::begin(std::string name, uint64_t size, std::optional<uint32_t> crc32) {
+  // The checksum of empty data is known. torch's own writer does not defer it either.
+  Record record{std::move(name), position(), size, crc32.value_or(0), !crc32 && size > 0};
   const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
-  const bool wide = is_wide(record.size);
+  const bool wide = is_wide(size);
   const uint64_t extra64 = wide ? kExtraHeader + 16 : 0;
-  const uint64_t before_padding =
-      record.header_offset + kLocalHeaderSize + record.name.size() + extra64;
-  const uint64_t padding = padding_field(before_padding);
-  const uint64_t size = wide ? kMax32 : record.deferred ? 0 : record.size;
-  LittleEndian out(head);
+  const uint64_t padding =
+      padding_field(record.header_offset + kLocalHeaderSize + record.name.size() + extra64);
+  const uint64_t shown = wide ? kMax32 : record.deferred ? 0 : size;
+  LittleEndian out(bytes_);
   out.u32(kLocalHeader).u16(wide ? kVersion64 : kVersion).u16(flags).u16(kStored).u32(0);
-  out.u32(record.deferred ? 0 : record.crc32).u32(size).u32(size);
+  out.u32(record.crc32).u32(shown).u32(shown);
   out.u16(record.name.size()).u16(extra64 + padding).raw(as_bytes(record.name));
-  if (wide) out.u16(kExtra64).u16(16).u64(record.size).u64(record.size);
+  if (wide) out.u16(kExtra64).u16(16).u64(size).u64(size);
   if (padding > 0) {
     out.u16(kExtraPadding).u16(padding - kExtraHeader);
-    head.resize(head.size() + padding - kExtraHeader);
+    bytes_.resize(bytes_.size() + padding - kExtraHeader);
   }
-}
-
-uint64_t ZipWriter::add_header(Record record) {
-  record.header_offset = elsewhere_ + head_.size();
-  append_header(head_, record);
+  before_ += size;
   records_.push_back(std::move(record));
-  return elsewhere_ + head_.size();
 }
 
-void ZipWriter::add(std::string name, ByteView data) {
-  add_header({std::move(name), 0, data.size(), crc32(data), false});
-  head_.insert(head_.end(), data.begin(), data.end());
-  end_ = elsewhere_ + head_.size();
-}
-
-Bytes ZipWriter::add_elsewhere(std::string name, ByteView data) {
-  end_ = add_header({std::move(name), 0, data.size(), crc32(data), false}) + data.size();
-  elsewhere_ = end_;
-  return std::exchange(head_, {});
-}
-
-uint64_t ZipWriter::begin_last(std::string name, uint64_t size) {
-  // The checksum of empty data is known. torch's own writer does not defer it either.
-  const uint64_t begin = add_header({std::move(name), 0, size, 0, size > 0});
-  end_ = begin + size;
-  return begin;
-}
-
-ZipWriter::Tail ZipWriter::tail() const {
-  const Record& last = records_.back();
-  Tail tail;
-  if (last.deferred) {
-    LittleEndian out(tail.bytes);
-    out.u32(kDescriptor);
-    tail.crc32_at.push_back(tail.bytes.size());
-    out.u32(last.crc32);
-    if (is_wide(last.size)) {
-      out.u64(last.size).u64(last.size);
-    } else {
-      out.u32(last.size).u32(last.size);
-    }
+void ZipWriter::end(uint32_t crc32) {
+  Record& record = records_.back();
+  if (!record.deferred) return;
+  record.crc32 = crc32;
+  LittleEndian out(bytes_);
+  out.u32(kDescriptor).u32(crc32);
+  if (is_wide(record.size)) {
+    out.u64(record.size).u64(record.size);
+  } else {
+    out.u32(record.size).u32(record.size);
   }
-  const uint64_t at = append_directory(tail.bytes, records_, end_ + tail.bytes.size());
-  if (last.deferred) tail.crc32_at.push_back(at);
-  return tail;
 }
 
-Bytes ZipWriter::finish() && {
-  append_directory(head_, records_, elsewhere_ + head_.size());
-  return std::move(head_);
-}
-
-// Appends the central directory, a zip64 end record if a number needs it, and the end record.
-uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records,
-                                     uint64_t offset) {
-  const uint64_t begin = bytes.size();
+// Adds the central directory, a zip64 end record if a number needs it, and the end record.
+uint64_t ZipWriter::finish() {
+  const uint64_t offset = position();
   uint64_t last_crc32_at = 0;
-  LittleEndian out(bytes);
-  for (const Record& record : records) {
+  LittleEndian out(bytes_);
+  for (const Record& record : records_) {
     const bool wide = is_wide(record.size);
     const bool far = is_wide(record.header_offset);
     const uint64_t body = (wide ? 16 : 0) + (far ? 8 : 0);
     const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
     const uint64_t version = body > 0 ? kVersion64 : kVersion;
     out.u32(kCentralHeader).u16(version).u16(version).u16(flags).u16(kStored).u32(0);
-    last_crc32_at = bytes.size();
+    last_crc32_at = bytes_.size();
     out.u32(record.crc32).u32(narrow(record.size)).u32(narrow(record.size));
     out.u16(record.name.size()).u16(body > 0 ? kExtraHeader + body : 0).u16(0);
     out.u16(0).u16(0).u32(0).u32(narrow(record.header_offset)).raw(as_bytes(record.name));
@@ -142,47 +113,21 @@ uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> recor
     if (wide) out.u64(record.size).u64(record.size);
     if (far) out.u64(record.header_offset);
   }
-  const uint64_t size = bytes.size() - begin;
-  const uint64_t end64 = offset + size;
-  if (is_wide(offset) || is_wide(size) || records.size() >= kMax16) {
+  const uint64_t end64 = position();
+  const uint64_t size = end64 - offset;
+  if (is_wide(offset) || is_wide(size) || records_.size() >= kMax16) {
     out.u32(kEnd64).u64(kEnd64Size - 12).u16(kVersion64).u16(kVersion64).u32(0).u32(0);
-    out.u64(records.size()).u64(records.size()).u64(size).u64(offset);
+    out.u64(records_.size()).u64(records_.size()).u64(size).u64(offset);
     out.u32(kLocator64).u32(0).u64(end64).u32(1);
   }
-  const uint64_t count = std::min<uint64_t>(records.size(), kMax16);
+  const uint64_t count = std::min<uint64_t>(records_.size(), kMax16);
   out.u32(kEnd).u16(0).u16(0).u16(count).u16(count).u32(narrow(size)).u32(narrow(offset)).u16(0);
   return last_crc32_at;
 }
 
-Bytes ZipStream::begin(std::string name, uint64_t size) {
-  ZipWriter::Record record{std::move(name), position_, size, 0, size > 0};
-  Bytes head;
-  ZipWriter::append_header(head, record);
-  records_.push_back(std::move(record));
-  position_ += head.size() + size;
-  return head;
-}
-
-Bytes ZipStream::end(uint32_t crc32) {
-  ZipWriter::Record& record = records_.back();
-  if (!record.deferred) return {};  // empty data
-  record.crc32 = crc32;
-  Bytes descriptor;
-  LittleEndian out(descriptor);
-  out.u32(kDescriptor).u32(crc32);
-  if (is_wide(record.size)) {
-    out.u64(record.size).u64(record.size);
-  } else {
-    out.u32(record.size).u32(record.size);
-  }
-  position_ += descriptor.size();
-  return descriptor;
-}
-
-Bytes ZipStream::finish() && {
-  Bytes directory;
-  ZipWriter::append_directory(directory, records_, position_);
-  return directory;
+Bytes ZipWriter::take() {
+  before_ += bytes_.size();
+  return std::exchange(bytes_, {});
 }
 
 }  // namespace tilestone::archive

@@ -10,7 +10,6 @@
 #include <map>
 #include <set>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -115,18 +114,15 @@ class Written {
       bytes.insert(bytes.end(), more.begin(), more.end());
     };
     const auto encoder = format_.encoder();
-    if (format_.files_have_ends()) append(encoder->begin_file(planned_[file]));
-    std::vector<WrittenItem> written;
+    if (format_.files_have_headers()) append(encoder->begin_file(planned_[file]));
     for (const FileItem& item : planned_[file]) {
       const ItemRecipe recipe = item.object != nullptr
                                     ? encoder->object(*item.object, bytes.size())
                                     : encoder->tensor(*item.tensor, *item.piece, bytes.size());
       const ItemLocation at{file, Codec::kNone, bytes.size() + recipe.padding, recipe.length, {}};
-      written.push_back({item, at.offset, at.length, checksums_of(recipe)});
       append(render(recipe));
       note(item, at);
     }
-    if (format_.files_have_ends()) append(encoder->end_file(written));
     files[metadata_.files[file]] = std::move(bytes);
   }
 
@@ -386,41 +382,6 @@ TEST_P(EveryFormat, ADamagedIndexIsAnErrorThatNamesItsFile) {
       EXPECT_TRUE(flipped.empty() || flipped == named) << at << ": " << *flipped.begin();
     }
   }
-}
-
-// Where the items of a file are according to the metadata, and what they hold.
-std::vector<FramePlace> places_of(const Written& written, const Metadata& metadata) {
-  std::vector<FramePlace> places;
-  const auto add = [&](const ItemLocation& at) {
-    places.push_back({at.offset, at.length, crc32(item_of(written.files, metadata, at))});
-  };
-  for (const StoredTensor& tensor : metadata.tensors) {
-    for (const StoredChunk& chunk : tensor.chunks) add(chunk.at);
-  }
-  for (const StoredObject& object : metadata.objects) add(object.at);
-  std::sort(places.begin(), places.end(),
-            [](const FramePlace& a, const FramePlace& b) { return a.offset < b.offset; });
-  return places;
-}
-
-TEST(FormatWithEnds, AFileBeginsWithItsItemsAndEndsWithTheirPlaces) {
-  const auto format = framed_format(format_named("torch_dist"));
-  const Written written(*format, *pytorch_dialect(), *pytorch_dialect(), example());
-  const Metadata metadata =
-      format->parse_index(directory_of(written.files, *format, *pytorch_dialect()));
-  ASSERT_EQ(metadata.files.size(), 1u);
-  const Bytes& file = written.files.at(metadata.files[0]);
-  const Items items = pytorch_dialect()->to_items(example(), *format);
-  std::vector<FileItem> planned;
-  for (const ObjectItem& item : items.objects) planned.push_back({nullptr, nullptr, &item});
-  for (const TensorItem& item : items.tensors) planned.push_back({&item, nullptr, nullptr});
-  const Bytes header = frame_header(planned);
-  const std::vector<FramePlace> places = places_of(written, metadata);
-  const Bytes trailer = frame_trailer(places);
-  EXPECT_TRUE(std::equal(header.begin(), header.end(), file.begin()));
-  EXPECT_TRUE(std::equal(trailer.rbegin(), trailer.rend(), file.rbegin()));
-  EXPECT_GE(places.front().offset, header.size());
-  EXPECT_EQ(places.back().offset + places.back().length + trailer.size(), file.size());
 }
 
 TEST_P(EveryFormat, AnItemThatIsCutShortIsDamage) {

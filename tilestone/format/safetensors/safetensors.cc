@@ -58,7 +58,7 @@ class TensorsEncoder final : public ItemEncoder {
 class SafetensorsFormat : public ReadFormat {
  public:
   std::string_view name() const override { return "safetensors"; }
-  bool files_have_ends() const override { return true; }
+  bool files_have_headers() const override { return true; }
 
   bool detect(std::span<const std::string> names) const override {
     return !data_files(names).empty() || !index_files_among(names).empty();

@@ -1,7 +1,9 @@
+#include <memory>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/format/archive/file_archive_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/json_value_internal.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
@@ -177,18 +179,7 @@ Distribution of_spec(const Value& spec, Dims shape) {
   return {std::move(shape), std::move(sharding), dims_of(*coordinate)};
 }
 
-}  // namespace
-
-LocalBoxes held_by(const Distribution& distribution, int rank, const Dims& local) {
-  const auto& [mesh, placements] = distribution.sharding;
-  const auto coordinate = distribution.coordinate ? distribution.coordinate : mesh.coordinate(rank);
-  if (!coordinate) corrupt("rank " + std::to_string(rank) + " is not in the tensor's mesh");
-  mesh.rank_at(*coordinate);  // which checks it
-  return held_boxes(distribution.shape, mesh, *coordinate, placements, local);
-}
-
-FolderIndex parse_folder_index(ByteView pickle) { return index_of(read_pickle(pickle)); }
-
+// The local tensor in a pickled DTensor, and how that is distributed. nullopt for other values.
 std::optional<std::pair<Value, Distribution>> read_dtensor(const Value& value) {
   if (is_named(value, "torch._utils", "_rebuild_parameter") && !value.as_opaque().args.empty()) {
     return read_dtensor(value.as_opaque().args[0]);
@@ -205,6 +196,31 @@ std::optional<std::pair<Value, Distribution>> read_dtensor(const Value& value) {
   const bool has_slots = args[3].kind() == Value::Kind::kTuple && args[3].items().size() == 2;
   const Value& state = has_slots ? args[3].items()[1] : args[3];
   return std::pair(at(state, "_local_tensor"), of_spec(at(state, "_spec"), dims_of(rebuilt[2])));
+}
+
+}  // namespace
+
+LocalBoxes held_by(const Distribution& distribution, int rank, const Dims& local) {
+  const auto& [mesh, placements] = distribution.sharding;
+  const auto coordinate = distribution.coordinate ? distribution.coordinate : mesh.coordinate(rank);
+  if (!coordinate) corrupt("rank " + std::to_string(rank) + " is not in the tensor's mesh");
+  mesh.rank_at(*coordinate);  // which checks it
+  return held_boxes(distribution.shape, mesh, *coordinate, placements, local);
+}
+
+FolderIndex parse_folder_index(ByteView pickle) { return index_of(read_pickle(pickle)); }
+
+Value read_rank_file(const FileParts& read) {
+  return archive::read_file(read, [](const Value& value) {
+    auto tensor = read_dtensor(value);
+    if (!tensor || tensor->first.kind() != Value::Kind::kTensor) {
+      return archive::shown_in_file(value);
+    }
+    archive::FileTensor local = archive::stood_for(tensor->first.as_tensor());
+    const Dims shape = tensor->second.shape;
+    local.more = std::make_shared<const Distribution>(std::move(tensor->second));
+    return archive::shown_in_file(archive::stand_in(std::move(local), shape));
+  });
 }
 
 }  // namespace tilestone::torch_checkpointing

@@ -9,6 +9,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
 #include "tilestone/base/size_text.h"
+#include "tilestone/format/archive/file_archive_internal.h"
 #include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
@@ -46,24 +47,12 @@ struct Part {
 };
 
 // The elements of `local` in `part` of its own tensor.
-Part part_of(const LocalTensor& local, const Box& box, const Box& part, uint32_t file) {
-  const uint64_t size = itemsize(local.dtype);
-  const Dims contiguous = contiguous_strides(part.shape);
-  StoredChunk chunk{.box = box,
-                    .at = {.file = file, .offset = local.offset, .length = size, .checksums = {}}};
-  for (size_t d = 0; d < part.rank(); ++d) {
-    const uint64_t stride = static_cast<uint64_t>(local.strides[d]) * size;
-    chunk.at.offset += static_cast<uint64_t>(part.offset[d]) * stride;
-    chunk.at.length += static_cast<uint64_t>(part.shape[d] - 1) * stride;
-    if (part.shape[d] > 1 && local.strides[d] != contiguous[d]) chunk.strides = local.strides;
-  }
-  const LocalRecord& record = local.record;
+Part part_of(const archive::FileTensor& local, const Box& box, const Box& part, uint32_t file) {
+  StoredChunk chunk = archive::chunk_of(local, part, box, file);
+  const archive::FileTensor::Record& record = local.record;
   if (!record.crc32) return {std::move(chunk), std::nullopt};
-  const uint64_t begin = chunk.at.offset - record.offset;
-  if (!chunk.strides && begin == 0 && chunk.at.length == record.size) {
-    chunk.at.checksums = ItemChecksums{0, *record.crc32, *record.crc32};
-  }
-  Content content{*record.crc32, record.size, begin, chunk.at.length, chunk.strides};
+  Content content{*record.crc32, record.size, chunk.at.offset - record.offset, chunk.at.length,
+                  chunk.strides};
   return {std::move(chunk), std::move(content)};
 }
 
@@ -172,7 +161,7 @@ class FolderReader {
   }
 
   const Distribution* distribution_of(const std::string& key, int rank,
-                                      const LocalTensor& local) const {
+                                      const archive::FileTensor& local) const {
     const auto found = index_.tensors.find(key);
     if (found != index_.tensors.end()) {
       for (const Distribution& described : found->second) {
@@ -180,11 +169,11 @@ class FolderReader {
         if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return &described;
       }
     }
-    return local.distribution ? &*local.distribution : nullptr;
+    return static_cast<const Distribution*>(local.more.get());
   }
 
   void add_tensor(const TensorItem& item, int rank, const std::string& file) {
-    const LocalTensor& local = local_of(item.pieces[0].data);
+    const archive::FileTensor& local = archive::stood_for(item.pieces[0].data);
     const Distribution* const described = distribution_of(item.key, rank, local);
     const Dims& shape = described != nullptr ? described->shape : local.shape;
     const Box whole = Box::whole(shape);

@@ -45,31 +45,9 @@ struct FolderIndex {
 inline constexpr std::string_view kTorchSerialization = "TorchSerialization";  // torch.save
 FolderIndex parse_folder_index(ByteView pickle);
 
-// The local tensor in a pickled DTensor, and how that is distributed. nullopt for other values.
-std::optional<std::pair<Value, Distribution>> read_dtensor(const Value& value);
-
-// A record of a rank's file. Offsets and sizes are in bytes.
-struct LocalRecord {
-  uint64_t offset = 0;  // in the file
-  uint64_t size = 0;
-  std::optional<uint32_t> crc32 = std::nullopt;
-};
-// A rank's part of a tensor, and where it is in the rank's file.
-struct LocalTensor {
-  DType dtype = DType::kFloat32;
-  Dims shape;
-  Dims strides;                                             // elements
-  uint64_t offset = 0;                                      // of element [0, ..., 0] in the file
-  LocalRecord record = {};                                  // which holds the elements
-  std::optional<Distribution> distribution = std::nullopt;  // of a DTensor
-};
-// As Format::next_part(): of a file, the zip directory and the pickle are read.
-std::optional<ProbeRange> next_part(const FileParts& read);
-// What the file holds. Its tensors have dtype and shape of the whole, but no memory; local_of() is
-// what the rank holds of one. A tuple of tensors has become a list. What can't be read is replaced
-// by a value for which archive::reason_in() says why.
+// What a rank's file holds. Its tensors stand for archive::FileTensor, whose `more` is the
+// Distribution of a DTensor, or null; they have the shape of the whole tensor.
 Value read_rank_file(const FileParts& read);
-const LocalTensor& local_of(const TensorView& tensor);
 
 // The names of files of torch.save.
 std::vector<std::string> rank_files(std::span<const std::string> names);

