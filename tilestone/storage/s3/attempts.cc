@@ -12,11 +12,13 @@ namespace tilestone::s3 {
 namespace {
 
 using std::chrono::seconds;
+using SystemClock = std::chrono::system_clock;
 
 constexpr int kDamagedAttempts = 3;
-constexpr int kCorrections = 3;        // of region and credentials, by one request
+constexpr int kCorrections = 3;        // of region, clock and credentials, by one request
 constexpr int kAttemptsBeforeLog = 6;  // of which the last comes after some seconds
 constexpr seconds kLogPause{30};
+constexpr seconds kSkew{240};  // stores accept 15 minutes
 
 // The status of an error that stands in the body of a 200.
 int status_of(std::string_view code) {
@@ -67,7 +69,7 @@ std::string Place::path_of(const std::string& key) const {
 std::optional<HttpRequest> Place::signed_request(const Request& request, Signature& used) {
   const std::optional<Credentials> credentials = credentials_.get();
   if (!credentials) return std::nullopt;
-  used = {credentials->keys, base_url(), region_};
+  used = {credentials->keys, base_url(), region_, clock_offset_};
   const std::string path = path_of(request.key), query = encoded_query(request.query);
   HttpRequest out = {.method = request.method,
                      .url = used.origin + encoded_path(path) + (query.empty() ? "" : "?" + query),
@@ -78,7 +80,7 @@ std::optional<HttpRequest> Place::signed_request(const Request& request, Signatu
   out.headers.insert(config.every_request.begin(), config.every_request.end());
   out.headers["host"] = host_of(used.origin);
   sign(out.headers, request.method, path, request.query, used.keys, used.region,
-       std::chrono::system_clock::now());
+       SystemClock::now() + used.clock_offset);
   return out;
 }
 
@@ -87,6 +89,19 @@ bool Place::take_region(const HttpAnswer& answer, const Refusal& refusal, const 
   const std::string& region = header.empty() ? refusal.region : header;
   if (region.empty() || region == used.region) return false;
   region_ = region;
+  return true;
+}
+
+bool Place::take_clock(const HttpAnswer& answer, const Signature& used) {
+  const auto date = parse_utc(answer.header("date"), "%a, %d %b %Y %H:%M:%S");
+  if (!date) return false;
+  const auto now = std::chrono::floor<seconds>(SystemClock::now());
+  const seconds offset = std::chrono::floor<seconds>(*date) - now;
+  if (std::chrono::abs(offset - used.clock_offset) < kSkew) return false;
+  clock_offset_ = offset;
+  log_once(LogLevel::kWarning,
+           fmt::format("this machine's clock and that of s3://{} are {} s apart", bucket,
+                       offset.count()));
   return true;
 }
 
@@ -158,6 +173,9 @@ Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
       [[fallthrough]];  // AWS names the region with other answers to HEAD too, which have no code
     case Verdict::kCredentials:
       if (may_correct && place_.renew_credentials(used_)) return ++corrections_, now;
+      break;
+    case Verdict::kClock:
+      if (may_correct && place_.take_clock(answer, used_)) return ++corrections_, now;
       break;
     case Verdict::kDone:
     case Verdict::kFailed:

@@ -48,6 +48,7 @@ enum class Verdict {
   kDamaged,      // on its way to the store or back: again, a few times
   kCredentials,  // they have expired
   kRegion,       // the bucket is elsewhere
+  kClock,        // this machine's clock is wrong
   kFailed,
 };
 Verdict judge(const Request& request, const HttpAnswer& answer, const Refusal& refusal);
@@ -60,6 +61,7 @@ struct Signature {
   Keys keys;
   std::string origin;  // "https://host"
   std::string region;
+  std::chrono::seconds clock_offset{0};
 };
 
 // How a bucket is reached now. Only Http's thread uses it.
@@ -71,6 +73,7 @@ class Place {
   std::optional<HttpRequest> signed_request(const Request& request, Signature& used);
   // These take what the answer to an attempt says. False: another attempt would be signed alike.
   bool take_region(const HttpAnswer& answer, const Refusal& refusal, const Signature& used);
+  bool take_clock(const HttpAnswer& answer, const Signature& used);
   bool renew_credentials(const Signature& used) { return credentials_.renew(used.keys); }
   std::string credentials_problem() { return credentials_.problem(); }
 
@@ -89,6 +92,7 @@ class Place {
   bool in_path() const;
 
   std::string region_;
+  std::chrono::seconds clock_offset_{0};
   CurrentCredentials credentials_;
 };
 

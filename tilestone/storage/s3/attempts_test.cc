@@ -127,9 +127,9 @@ TEST(Attempts, A404WithoutACodeIsAGateways) {
               IsError(ErrorCode::kIo, "", "404"));
   EXPECT_EQ(lasting.seen().size(), 3u);
   // The answer to HEAD does not show it.
-  EXPECT_EQ(error_of([&] { other.head("k", soon()).wait(); }).code(), ErrorCode::kIo);
+  EXPECT_EQ(error_of([&] { other.head("k", false, soon()).wait(); }).code(), ErrorCode::kIo);
   Script none({refusal(404, "NoSuchKey")});
-  EXPECT_FALSE(none.client().head("k", soon()).wait());
+  EXPECT_FALSE(none.client().head("k", false, soon()).wait());
 }
 
 TEST(Attempts, AnswersThatWereCutAreNone) {
@@ -140,7 +140,7 @@ TEST(Attempts, AnswersThatWereCutAreNone) {
   Client client = script.client();
   EXPECT_EQ(put_abc(client), "\"e\"");
   EXPECT_EQ(as_text(client.get_beginning("k", soon()).wait()->bytes), "x");
-  EXPECT_EQ(client.head("k", soon()).wait()->size, 3u);
+  EXPECT_EQ(client.head("k", false, soon()).wait()->size, 3u);
   EXPECT_EQ(as_text(client.get_beginning("k", soon()).wait()->bytes), "x");
   EXPECT_EQ(script.seen().size(), 8u);
 }
@@ -202,6 +202,21 @@ TEST(Attempts, EndpointOfCredentialsThatHangsHoldsUpNothingElse) {
   EXPECT_TRUE(script.seen().empty());
 }
 
+TEST(Attempts, WrongClockIsCorrectedFromTheAnswer) {
+  ServedAnswer skewed = refusal(403, "RequestTimeTooSkewed");
+  skewed.headers["date"] = "Fri, 24 May 2013 00:00:00 GMT";
+  Script script({skewed, kStored});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  EXPECT_THAT(script.seen()[1].headers["x-amz-date"], HasSubstr("20130524T0000"));
+  put_abc(client);
+  EXPECT_THAT(script.seen()[2].headers["x-amz-date"], HasSubstr("20130524T0000"));
+  Script again({skewed});
+  Client refused = again.client();
+  EXPECT_EQ(error_of([&] { put_abc(refused); }).code(), ErrorCode::kIo);
+  EXPECT_EQ(again.seen().size(), 2u);
+}
+
 TEST(Attempts, RegionComesFromTheAnswer) {
   ServedAnswer moved = refusal(301, "PermanentRedirect");
   moved.headers["x-amz-bucket-region"] = "eu-north-1";
@@ -224,7 +239,7 @@ TEST(Attempts, DeadlineNamesTheLastProblem) {
   Script script({refusal(503, "SlowDown")});
   Client client = script.client();
   const Error error =
-      error_of([&] { client.head("k", Deadline::after(milliseconds(300))).wait(); });
+      error_of([&] { client.head("k", false, Deadline::after(milliseconds(300))).wait(); });
   EXPECT_THAT(error,
               IsError(ErrorCode::kTimeout, "", "HeadObject", "s3://bucket/k", "attempts", "503"));
   EXPECT_GT(script.seen().size(), 2u);
@@ -418,35 +433,54 @@ TEST(Attempts, AProbeOfConditionsDoesNotLookAtTheBytes) {
 }
 
 TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
-  const std::vector<Part> parts = {{1, "\"d41d8cd98f00b204e9800998ecf8427e\"", 0xcbf43926u, 9}};
-  const auto head = [](const char* size) {
-    return ServedAnswer{.headers = {{"etag", "\"whole-1\""}, {"content-length", size}}};
+  std::vector<Part> parts = {{1, "\"d41d8cd98f00b204e9800998ecf8427e\"", 0xcbf43926u, 9}};
+  const auto head = [](const char* crc32, const char* etag = "\"whole-1\"") {
+    return ServedAnswer{
+        .headers = {{"etag", etag}, {"content-length", "9"}, {"x-amz-checksum-crc32", crc32}}};
   };
   const auto complete = [&](Script& script) {
     Client client = script.client();
     return client.complete("k", "u", parts, Condition::absent(), soon()).wait();
   };
   const ServedAnswer gone = refusal(404, "NoSuchUpload"), inside = refusal(200, "InternalError");
-  Script whole({inside, gone, head("9")});
+  Script whole({inside, gone, head("y/Q5Jg==")});
   EXPECT_EQ(complete(whole), "\"whole-1\"");
   const ServedAnswer half = {.body = "<CompleteMultipartUploadResult><ETag>"};
-  Script cut({half, gone, head("9")});
-  EXPECT_EQ(complete(cut), "\"whole-1\"");
-  Script conflict({half, refusal(412, "PreconditionFailed"), head("9")});
-  EXPECT_EQ(complete(conflict), "\"whole-1\"");
-  Script anothers({refusal(412, "PreconditionFailed")});
-  EXPECT_EQ(complete(anothers), std::nullopt);
+  const char* const of_parts = "\"59adb24ef3cdbe0297f05b395827453f-1\"";
+  Script cut({half, gone, head("", of_parts)});
+  EXPECT_EQ(complete(cut), of_parts);
+  Script same_size({half, gone, head("")});
+  EXPECT_EQ(error_of([&] { complete(same_size); }).code(), ErrorCode::kNotFound);
   Script none({refusal(200, "NoSuchKey"), refusal(404, "NoSuchKey")});
   EXPECT_EQ(complete(none), std::nullopt);
-  Script others({inside, gone, head("8")});
+  Script others({inside, gone, head("AAAAAA==")});
   EXPECT_THAT(error_of([&] { complete(others); }),
               IsError(ErrorCode::kNotFound, "", "NoSuchUpload"));
-  Script at_once({gone, head("9")});
+  Script at_once({gone});
   EXPECT_EQ(error_of([&] { complete(at_once); }).code(), ErrorCode::kNotFound);
   Script broken({refusal(200, "PreconditionFailed")});
   EXPECT_EQ(complete(broken), std::nullopt);
   Script refused({refusal(200, "InvalidPart")});
   EXPECT_THAT(error_of([&] { complete(refused); }), IsError(ErrorCode::kIo, "", "InvalidPart"));
+}
+
+// libcurl repeats a request without a body, if the connection is one that was used before.
+TEST(Attempts, AnUploadIsNotBegunTwiceUnnoticed) {
+  const auto upload = [](const char* id) {
+    return fmt::format("<Upload><Key>k</Key><UploadId>{}</UploadId></Upload>", id);
+  };
+  const ServedAnswer begun = {
+      .body =
+          "<InitiateMultipartUploadResult><UploadId>2</UploadId></InitiateMultipartUploadResult>"};
+  const ServedAnswer both = {.body =
+                                 "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>" +
+                                 upload("1") + upload("2") + "</ListMultipartUploadsResult>"};
+  Script script({kStored, {.cut_after = 0}, begun, both, {.status = 204}});
+  Client client = script.client();
+  put_abc(client);
+  EXPECT_EQ(client.begin_upload("k", true, soon()).wait(), "2");
+  ASSERT_EQ(script.seen().size(), 5u);
+  EXPECT_TRUE(script.seen().back().has("uploadId=1"));
 }
 
 TEST(Attempts, RemovalAfterALostAnswerIsDone) {

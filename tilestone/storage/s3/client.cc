@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/sha256.h"
 #include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/attempts_internal.h"
 #include "tilestone/storage/s3/encode.h"
@@ -73,7 +74,7 @@ Request range_of(const std::string& key, uint64_t offset, MutableByteView into) 
 uint64_t number_of(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
 
 ObjectInfo info_of(const HttpAnswer& answer) {
-  ObjectInfo info = {.etag = answer.header("etag")};
+  ObjectInfo info = {.etag = answer.header("etag"), .crc32 = answer.header(kCrc32Header)};
   info.size = number_of(answer.header("content-length"));
   constexpr const char* kForm = "%a, %d %b %Y %H:%M:%S";
   info.modified = parse_utc(answer.header("last-modified"), kForm);
@@ -91,6 +92,34 @@ Beginning beginning_of(const HttpAnswer& answer) {
   beginning.size =
       range.empty() ? answer.body.size() : number_of(range.substr(range.find('/') + 1));
   return beginning;
+}
+
+// What x-amz-checksum-crc32 of an object may be: the CRC-32 of its parts' checksums and their
+// number, or that of its bytes. Empty: parts have no checksums.
+std::vector<std::string> possible_checksums(const std::vector<Part>& parts) {
+  ByteWriter sums;
+  uint32_t whole = 0;
+  for (const Part& part : parts) {
+    if (!part.crc32) return {};
+    for (int shift = 24; shift >= 0; shift -= 8)
+      sums.u8(static_cast<uint8_t>(*part.crc32 >> shift));
+    whole = crc32_combine(whole, *part.crc32, part.size);
+  }
+  return {fmt::format("{}-{}", base64_crc32(crc32(sums.bytes())), parts.size()),
+          base64_crc32(whole)};
+}
+
+// The ETag of an object of these parts, if theirs are MD5: the MD5 of these and their number.
+std::string possible_etag(const std::vector<Part>& parts) {
+  std::string sums;
+  for (const Part& part : parts) {
+    std::string escaped;
+    const std::string digits = part.etag.substr(part.etag.starts_with('"'), 32);
+    for (size_t at = 0; at < digits.size(); at += 2) escaped += "%" + digits.substr(at, 2);
+    sums += url_decode(escaped);
+  }
+  if (sums.size() != parts.size() * MD5_DIGEST_LENGTH) return "none";
+  return fmt::format("\"{}-{}\"", hex(md5(as_bytes(sums))), parts.size());
 }
 
 void expect_etag(const std::string& etag) {
@@ -174,7 +203,7 @@ MaybeEtag Client::stored(const std::string& key, const std::vector<ByteView>& bo
                          const Deadline& deadline) {
   Bytes bytes(size_of(body));
   if (bytes.empty()) {
-    const auto info = head(key, deadline).wait();
+    const auto info = head(key, false, deadline).wait();
     return info && info->size == 0 ? std::optional(info->etag) : std::nullopt;
   }
   Request request = range_of(key, 0, bytes);
@@ -219,8 +248,10 @@ Pending<std::optional<Beginning>> Client::get_beginning(const std::string& key,
   return {start(std::move(request), deadline), finish};
 }
 
-Pending<std::optional<ObjectInfo>> Client::head(const std::string& key, const Deadline& deadline) {
+Pending<std::optional<ObjectInfo>> Client::head(const std::string& key, bool checksum,
+                                                const Deadline& deadline) {
   Request request = {.action = kHead, .method = "HEAD", .key = key, .accepted = {404}};
+  if (checksum) request.headers["x-amz-checksum-mode"] = "ENABLED";
   const auto finish = [this, key, deadline](const Answer& answer) -> std::optional<ObjectInfo> {
     if (succeeded(answer)) return info_of(answer.http);
     // Without the id of a request it may be a gateway's, whose answer to GET shows that.
@@ -298,7 +329,7 @@ Pending<bool> Client::remove_own(const std::string& key, const std::string& etag
   Request request = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
   request.headers["if-match"] = etag;
   const auto finish = [this, key, deadline](const Answer& answer) {
-    return answer.http.status != 412 || !head(key, deadline).wait();
+    return answer.http.status != 412 || !head(key, false, deadline).wait();
   };
   return {start(std::move(request), deadline), finish};
 }
@@ -309,8 +340,18 @@ Pending<std::string> Client::begin_upload(const std::string& key, bool checksums
   request.answers_xml = true;
   request.headers = config_.new_object;
   if (checksums) request.headers["x-amz-checksum-algorithm"] = "CRC32";
-  return {start(std::move(request), deadline),
-          [](const Answer& answer) { return parse_upload_id(answer.http.body); }};
+  const auto finish = [this, key, deadline](const Answer& answer) {
+    std::string id = parse_upload_id(answer.http.body);
+    if (answer.repeated) abort_others(key, id, deadline);
+    return id;
+  };
+  return {start(std::move(request), deadline), finish};
+}
+
+void Client::abort_others(const std::string& key, const std::string& id, const Deadline& deadline) {
+  for (const Upload& each : uploads(key, std::nullopt, deadline).wait().uploads) {
+    if (each.key == key && each.id != id) abort(key, each.id, deadline).wait();
+  }
 }
 
 Pending<std::string> Client::upload_part(const std::string& key, const std::string& id, int number,
@@ -332,19 +373,29 @@ Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& i
   request.headers["content-type"] = "application/xml";
   add_condition(request, condition);
   request.accepted.push_back(404);
-  uint64_t size = 0;
-  for (const Part& part : parts) size += part.size;
-  const auto finish = [this, key, size, deadline](const Answer& answer) -> MaybeEtag {
+  const auto finish = [this, key, parts = std::move(parts),
+                       deadline](const Answer& answer) -> MaybeEtag {
     if (succeeded(answer)) return parse_made(answer.http.body, "CompleteMultipartUploadResult");
-    if (answer.repeated) {
-      const auto info = head(key, deadline).wait();
-      if (info && info->size == size) return info->etag;
-    }
+    if (const auto etag = completed(key, parts, deadline)) return etag;
     const Refusal refusal = parse_refusal(answer.http.body);
     if (answer.http.status == 412 || refusal.code == "NoSuchKey") return std::nullopt;
     throw refused({.action = kComplete, .key = key}, bucket_, answer.http, refusal);
   };
   return {start(std::move(request), deadline), finish};
+}
+
+// The ETag of the object if it is what these parts make: by its size, and by its checksum or, if
+// the store has kept none, its ETag.
+MaybeEtag Client::completed(const std::string& key, const std::vector<Part>& parts,
+                            const Deadline& deadline) {
+  const std::vector<std::string> checksums = possible_checksums(parts);
+  const auto info = head(key, !checksums.empty(), deadline).wait();
+  uint64_t size = 0;
+  for (const Part& part : parts) size += part.size;
+  if (!info || info->size != size) return std::nullopt;
+  const bool is_same = std::ranges::find(checksums, info->crc32) != checksums.end() ||
+                       info->etag == possible_etag(parts);
+  return is_same ? std::optional(info->etag) : std::nullopt;
 }
 
 Pending<bool> Client::abort(const std::string& key, const std::string& id,

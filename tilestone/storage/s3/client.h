@@ -2,7 +2,7 @@
 //
 // Each call begins a request and returns a Pending; its wait() returns the result or throws Error.
 // Requests are sent again, after growing pauses, until the call's deadline: 409, 429, 5xx (but
-// 501), resets, timeouts. Expired credentials and another region are corrected once.
+// 501), resets, timeouts. Expired credentials, a wrong clock and another region are corrected once.
 //
 // Errors name operation, bucket, key, status, the store's code and request id: kNotFound for 404,
 // kTimeout with the last problem, kUnsupported for 501, else kIo; 403 has EACCES and says which
@@ -86,6 +86,7 @@ struct ObjectInfo {
   std::string etag;
   std::optional<std::chrono::system_clock::time_point> modified;
   std::optional<std::chrono::duration<double>> age;  // by the store's clock, in whole seconds
+  std::string crc32;  // x-amz-checksum-crc32, if the store has kept one and it was asked for
 };
 
 // The first bytes of an object.
@@ -127,8 +128,9 @@ class Client {
   // At most `most` bytes (up to kMaxAnswer) from the object's begin; nullopt: there is none.
   Pending<std::optional<Beginning>> get_beginning(const std::string& key, const Deadline& deadline,
                                                   size_t most = kMaxAnswer);
-  // nullopt: there is none.
-  Pending<std::optional<ObjectInfo>> head(const std::string& key, const Deadline& deadline);
+  // nullopt: there is none. checksum: asks for crc32, for which KMS wants permission to decrypt.
+  Pending<std::optional<ObjectInfo>> head(const std::string& key, bool checksum,
+                                          const Deadline& deadline);
 
   // Makes the object a copy of another one, of at most kMaxCopied bytes, in any bucket that the
   // store has. Returns its ETag; nullopt: there is no other one, or copying it was not completed.
@@ -151,18 +153,17 @@ class Client {
   Pending<bool> remove_own(const std::string& key, const std::string& etag,
                            const Deadline& deadline);
 
-  // The id of a new upload. If an answer was lost there may be a second one, without parts.
-  // checksums: each part will have a CRC-32.
+  // The id of a new upload, the only one of its key if an answer was lost: such a second one is
+  // aborted. checksums: each part will have a CRC-32.
   Pending<std::string> begin_upload(const std::string& key, bool checksums,
                                     const Deadline& deadline);
   // The ETag of the part. Numbers are 1 to 10,000; all parts but the last have at least 5 MiB.
   Pending<std::string> upload_part(const std::string& key, const std::string& id, int number,
                                    std::vector<ByteView> body, std::optional<uint32_t> crc32,
                                    const Deadline& deadline, AtEnd at_end = {});
-  // The object's ETag; nullopt: the condition does not hold. Parts in order, with sizes. Where an
-  // answer was lost, an object of the parts' size counts as what they have made: nobody else may
-  // write this key. Otherwise Error(kNotFound) if there is no such upload.
-  // AWS says so too after a conflict with another conditional write: it must then begin anew.
+  // The object's ETag; nullopt: the condition does not hold. Parts in order, with sizes. Error
+  // (kNotFound) if there is no such upload and the object is another one: AWS says so too after a
+  // conflict with another conditional write, and the upload must then begin anew.
   Pending<MaybeEtag> complete(const std::string& key, const std::string& id,
                               std::vector<Part> parts, const Condition& condition,
                               const Deadline& deadline);
@@ -177,9 +178,12 @@ class Client {
   std::shared_ptr<Attempts> start(Request request, const Deadline& deadline, AtEnd at_end = {});
   MaybeEtag stored(const std::string& key, const std::vector<ByteView>& body,
                    const Deadline& deadline);
+  MaybeEtag completed(const std::string& key, const std::vector<Part>& parts,
+                      const Deadline& deadline);
   Request put_request(const std::string& key, const std::vector<ByteView>& body,
                       const Condition& condition) const;
   void expect_none(const std::string& key, const Deadline& deadline);
+  void abort_others(const std::string& key, const std::string& id, const Deadline& deadline);
 
   const Config config_;
   const std::string bucket_;

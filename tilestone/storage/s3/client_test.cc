@@ -96,7 +96,7 @@ TEST_P(S3Server, PutHeadGetAndRanges) {
                               crc32(bytes), in_time())
                         .wait();
   ASSERT_TRUE(etag);
-  const auto info = client_->head("a/b", in_time()).wait();
+  const auto info = client_->head("a/b", true, in_time()).wait();
   ASSERT_TRUE(info);
   EXPECT_EQ(info->size, bytes.size());
   EXPECT_EQ(info->etag, *etag);
@@ -106,7 +106,7 @@ TEST_P(S3Server, PutHeadGetAndRanges) {
   Bytes whole(bytes.size());
   client_->get("a/b", 0, whole, "", in_time()).wait();
   EXPECT_EQ(whole, bytes);
-  EXPECT_FALSE(client_->head("a", in_time()).wait());
+  EXPECT_FALSE(client_->head("a", false, in_time()).wait());
   EXPECT_EQ(text("none"), "(none)");
   EXPECT_EQ(error_of([&] { client_->get("none", 0, part, "", in_time()).wait(); }).code(),
             ErrorCode::kNotFound);
@@ -116,7 +116,7 @@ TEST_P(S3Server, PutHeadGetAndRanges) {
 
 TEST_P(S3Server, EmptyObjects) {
   EXPECT_TRUE(put("empty", ""));
-  EXPECT_EQ(client_->head("empty", in_time()).wait()->size, 0u);
+  EXPECT_EQ(client_->head("empty", false, in_time()).wait()->size, 0u);
   EXPECT_EQ(text("empty"), "");
 }
 
@@ -152,7 +152,7 @@ TEST_P(S3Server, ListsByPrefixDelimiterAndPage) {
               ElementsAre(Field(&Listed::key, "run1/a"), Field(&Listed::key, "run1/b")));
   EXPECT_THAT(page.prefixes, ElementsAre("run1/c/"));
   EXPECT_EQ(page.objects[0].size, 6u);
-  EXPECT_EQ(page.objects[0].etag, client_->head("run1/a", in_time()).wait()->etag);
+  EXPECT_EQ(page.objects[0].etag, client_->head("run1/a", false, in_time()).wait()->etag);
   EXPECT_TRUE(keys({.prefix = "none/"}).empty());
 }
 
@@ -252,7 +252,7 @@ TEST_P(S3Server, MultipartUpload) {
       upload("m", id, {all.first(part), all.subspan(part, part), all.subspan(2 * part)});
   const auto etag = client_->complete("m", id, parts, {}, in_time()).wait();
   ASSERT_TRUE(etag);
-  const auto info = client_->head("m", in_time()).wait();
+  const auto info = client_->head("m", true, in_time()).wait();
   EXPECT_EQ(info->size, bytes.size());
   EXPECT_EQ(info->etag == *etag, GetParam().lasting_etag);
   Bytes found(bytes.size());

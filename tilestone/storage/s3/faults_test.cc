@@ -187,7 +187,7 @@ TEST(S3Faults, EachFaultOfACompletion) {
     const auto parts = upload_parts(client, key, id, {Bytes(5 << 20, std::byte{7}), Bytes(3)});
     EXPECT_TRUE(client.complete(key, id, parts, Condition::absent(), long_enough()).wait());
     EXPECT_EQ(proxy.faults(), 1);
-    EXPECT_EQ(client.head(key, long_enough()).wait()->size, (5u << 20) + 3);
+    EXPECT_EQ(client.head(key, false, long_enough()).wait()->size, (5u << 20) + 3);
   }
 }
 

@@ -116,6 +116,9 @@ Verdict judge(const Request& request, const HttpAnswer& answer, const Refusal& r
   if (is_region(answer, refusal)) return Verdict::kRegion;
   // The answer to HEAD has no code.
   if (request.method == "HEAD" && status == 400) return Verdict::kCredentials;
+  if (status == 403 && (refusal.code.empty() || refusal.code == "RequestTimeTooSkewed")) {
+    return Verdict::kClock;
+  }
   return Verdict::kFailed;
 }
 

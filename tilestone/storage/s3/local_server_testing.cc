@@ -261,6 +261,11 @@ ServedAnswer FaultProxy::answer(const ServedRequest& request) {
     }
     case Fault::kExpired:
       return refusal(400, "ExpiredToken");
+    case Fault::kSkewed:
+      out = refusal(403, "RequestTimeTooSkewed");
+      out.headers["date"] =
+          fmt::format("{:%a, %d %b %Y %H:%M:%S GMT}", fmt::gmtime(std::time(nullptr) + 3600));
+      return out;
     case Fault::kOtherRegion:
       out = refusal(301, "PermanentRedirect");
       out.headers["x-amz-bucket-region"] = "eu-north-1";

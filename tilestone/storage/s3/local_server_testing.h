@@ -86,6 +86,7 @@ enum class Fault {
   kTruncated,        // a well-formed answer whose body lacks its end
   kDamaged,          // a bit of the body is flipped on its way to the server
   kExpired,          // 400 ExpiredToken
+  kSkewed,           // 403 RequestTimeTooSkewed, with a date an hour from now
   kOtherRegion,      // 301 with another region
   kErrorInside,      // executed, then 200 with an <Error>
 };

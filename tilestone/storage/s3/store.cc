@@ -67,7 +67,7 @@ class S3Store : public Storage {
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {
-    const auto found = bucket_->client.head(key(name), call_deadline(until_)).wait();
+    const auto found = bucket_->client.head(key(name), false, call_deadline(until_)).wait();
     if (!found) return std::nullopt;
     FileInfo info = info_of(found->size, found->modified);
     info.tag = found->etag;
@@ -158,7 +158,7 @@ class S3Store : public Storage {
     const auto* const other = dynamic_cast<const S3Store*>(from.storage.get());
     if (other == nullptr) return Storage::link(from, name, deadline);
     const std::string source = other->key(from.name);
-    const auto info = other->bucket_->client.head(source, bounded(deadline)).wait();
+    const auto info = other->bucket_->client.head(source, false, bounded(deadline)).wait();
     if (!info || info->size > kMaxCopied) return false;
     try {
       return bucket_->client.copy(other->bucket_->name, source, key(name), bounded(deadline))

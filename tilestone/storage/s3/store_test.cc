@@ -323,6 +323,21 @@ TEST(S3Store, AFileThatIsGivenUpLeavesNoUpload) {
   EXPECT_THAT(store->list(), ElementsAre());
 }
 
+TEST(S3Store, ASecondUploadOfALostAnswerIsAborted) {
+  const std::string bucket = fresh_bucket(seaweed());
+  std::atomic<bool> lost = false;
+  FaultProxy proxy(seaweed().url(), [&](const ServedRequest& request) {
+    return request.has("?uploads") && !lost.exchange(true) ? Fault::kLostAnswer : Fault::kNone;
+  });
+  const auto store = s3_store({bucket, "p"}, seaweed().config_for(proxy.url()));
+  const Bytes bytes = pattern_bytes(9 << 20);
+  put_file(*store, "f", bytes);
+  EXPECT_TRUE(same_bytes(read_file(*store, "f", bytes.size()), bytes));
+  Client client(seaweed().config(), bucket);
+  EXPECT_TRUE(client.uploads("p/", std::nullopt, in_time()).wait().uploads.empty());
+  EXPECT_EQ(proxy.faults(), 1);
+}
+
 TEST(S3Store, AnObjectThatWasReplacedIsNoLongerRead) {
   const auto store = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
   put_file(*store, "f", pattern_bytes(100'000, 1));
