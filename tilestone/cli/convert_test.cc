@@ -314,7 +314,7 @@ TEST_F(Convert, AFileOfTorchSaveIsOpenedAsACheckpoint) {
   EXPECT_THAT(refused.err, HasSubstr("before PyTorch 1.6"));
   fs::create_directory(at("folder"));
   std::ofstream(at("folder") + "/:torch_save") << "the mark's name";
-  EXPECT_EQ(tilestone_command({"ls", at("folder")}).code, kUsage);
+  EXPECT_EQ(tilestone_command({"ls", at("folder")}).code, kIoFailed);
 }
 
 TEST_F(Convert, TruncatedFilesAreOneLineEach) {

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -416,11 +418,18 @@ class Page {
   std::string out_;
 };
 
+// A file that can't be written whole is removed, unless it was there before.
 void write_page(const std::string& path, const std::string& html) {
+  std::error_code none;
+  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path, none));
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  const bool is_open = file.is_open();
   file << html;
   file.close();
-  if (!file) throw Error(ErrorCode::kIo, "cannot write the page").with_file(path).with_errno(errno);
+  if (file) return;
+  const int error = errno;
+  if (is_open && !existed) std::filesystem::remove(path, none);
+  throw Error(ErrorCode::kIo, "cannot write the page").with_file(path).with_errno(error);
 }
 
 }  // namespace
