@@ -1,5 +1,5 @@
 // Checks whether boxes tile a tensor. A million boxes of a tensor that was sharded take seconds.
-// Boxes made to cross one another everywhere, which cover everything, may take quadratic time.
+// Boxes made to cross one another everywhere are refused with Error(kUnsupported).
 #pragma once
 
 #include <optional>

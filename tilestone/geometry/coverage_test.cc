@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <random>
 
+#include "tilestone/base/error.h"
 #include "tilestone/geometry/tilings_testing.h"
 
 namespace tilestone::coverage_test {
@@ -289,6 +290,13 @@ TEST(Coverage, AllRowsCoverWhateverColumnsCrossThem) {
   std::vector<Box> boxes = crossing_lines(kLines);
   for (int64_t i = 0; i < kLines; ++i) boxes.push_back(Box{{2 * i + 1, 0}, {1, 2 * kLines}});
   EXPECT_FALSE(find_uncovered(Box::whole(Dims{2 * kLines, 2 * kLines}), boxes));
+}
+
+TEST(Coverage, TooManyCrossingLinesThatCoverEverythingAreRefused) {
+  constexpr int64_t kLines = 3000;
+  std::vector<Box> boxes = crossing_lines(kLines);
+  for (int64_t i = 0; i < kLines; ++i) boxes.push_back(Box{{2 * i + 1, 0}, {1, 2 * kLines}});
+  EXPECT_THROW(find_uncovered(Box::whole(Dims{2 * kLines, 2 * kLines}), boxes), Error);
 }
 
 TEST(CoverageAtScale, ShiftedCopiesThatOverlapEverywhere) {
