@@ -112,7 +112,7 @@ class TensorReads {
       plan.reads.push_back({item_index_, piece, tensor_index_, from.chunk, std::move(part)});
     });
     if (missing == 0) return;
-    const auto hole = find_uncovered(wanted, boxes_);
+    const auto hole = with_key(item_.key, [&] { return find_uncovered(wanted, boxes_); });
     throw Error(ErrorCode::kCoverage, "the checkpoint does not hold box " +
                                           to_string(hole.value_or(wanted)) + " of the wanted box " +
                                           to_string(wanted))

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/geometry/coverage.h"
 
@@ -86,7 +87,8 @@ class VerifyPlanner {
     for (const StoredTensor& tensor : context_.metadata.tensors) {
       boxes.clear();
       for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
-      const auto hole = find_uncovered(Box::whole(tensor.shape), boxes);
+      const auto hole =
+          with_key(tensor.key, [&] { return find_uncovered(Box::whole(tensor.shape), boxes); });
       if (!hole) continue;
       plan_.damages.push_back({{"", 0, 0, tensor.key,
                                 "no chunk holds the elements " + to_string(*hole) +
