@@ -62,9 +62,9 @@ def store_of(root: Path, link: Link) -> Any:
     def stat(name: str) -> Any:
         try:
             found = (root / name).stat()
+            return found.st_size, found.st_mtime, tag_of(root / name)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_size, found.st_mtime, tag_of(root / name)
 
     def listing(prefix: str, deep: bool) -> Any:
         every = [p for p in root.rglob("*") if p.is_file() and not p.name.endswith(".part")]
@@ -73,7 +73,8 @@ def store_of(root: Path, link: Link) -> Any:
         rest = {name: name[len(prefix) :] for name in names}
         folders = sorted({prefix + r.partition("/")[0] for r in rest.values() if "/" in r})
         shown = [name for name in names if deep or "/" not in rest[name]]
-        return [(name, *stat(name)[:2]) for name in shown], [] if deep else folders
+        found = [(name, stat(name)) for name in shown]  # some may have been removed meanwhile
+        return [(name, *facts[:2]) for name, facts in found if facts], [] if deep else folders
 
     def get(name: str, offset: int, size: int, tag: str) -> bytes:
         with (root / name).open("rb") as file:
