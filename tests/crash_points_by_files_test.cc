@@ -10,6 +10,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -17,8 +18,9 @@ namespace tilestone::crash_points_by_files_test {
 
 constexpr int kRanks = 2;
 
-// The machine, or a rank, dies at every n-th storage call of a save.
-constexpr uint64_t kStride = 3;
+// The machine, or a rank, dies at every n-th point. CMake sets it; it is greater than 1 under
+// sanitizers.
+constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
 
 // Runs for each dialect.
 class SaveByFilesCrashes : public testing::TestWithParam<std::string> {};
@@ -147,33 +149,17 @@ void expect_recovery(const FileImage& image, Counts& counts) {
   EXPECT_EQ(step_of(Checkpoint::open(Location(given_up))).as_int(), 5);
 }
 
-uint64_t calls_of_a_save() {
-  const auto disk = FaultDisk::create(memory_storage());
+std::shared_ptr<FaultDisk> save_on(const FaultHook& hook) {
+  auto disk = FaultDisk::create(memory_storage(), hook);
   save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
-  return disk->calls();
+  return disk;
 }
 
 TEST_P(SaveByFilesCrashes, AfterAPowerLossAtAnyCallThereIsNoCheckpointOrTheWholeOne) {
   set_log_level(LogLevel::kError);
   Counts counts;
-  const uint64_t calls = calls_of_a_save();
-  for (uint64_t at = 0; at < calls; at += kStride) {
-    for (const bool after : {false, true}) {
-      const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
-        if (call.index != at) return FaultAction::pass();
-        return after ? FaultAction::crash_after() : FaultAction::crash();
-      });
-      save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
-      for (const Survival survival : kAllSurvivals) {
-        // Tests one half of the survivals at even calls, the other half at odd calls.
-        if ((static_cast<uint64_t>(survival) + at) % 2 == 1) continue;
-        SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
-                     std::string(to_string(survival)));
-        expect_recovery(disk->surviving_image(survival, at), counts);
-        if (::testing::Test::HasFailure()) return;
-      }
-    }
-  }
+  crash_everywhere(
+      save_on, [&](const FileImage& image, uint64_t) { expect_recovery(image, counts); }, kStride);
   std::cout << counts.images << " crash points in all, " << counts.whole << " with a checkpoint, "
             << counts.claimed << " with a part of its index\n";
   EXPECT_EQ(counts.claimed > 0, is_megatron());
@@ -183,7 +169,7 @@ TEST_P(SaveByFilesCrashes, AfterAPowerLossAtAnyCallThereIsNoCheckpointOrTheWhole
 TEST_P(SaveByFilesCrashes, ARankThatDiesAtAnyCallIsCompletedByItselfOrAnybody) {
   set_log_level(LogLevel::kError);
   Counts counts;
-  const uint64_t calls = calls_of_a_save();
+  const uint64_t calls = save_on({})->calls();
   for (uint64_t at = 0; at < calls; at += kStride) {
     const auto inner = memory_storage();
     const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {

@@ -14,6 +14,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -100,56 +101,36 @@ uint64_t judge(const FileImage& image, bool saved, bool goes_on) {
   return newest->step;
 }
 
-struct Tried {
-  std::shared_ptr<FaultDisk> disk;
-  bool saved = false;
-};
-
-Tried save_on(const FileImage& image, const FaultHook& hook) {
-  Tried tried{FaultDisk::create(memory_storage(image), hook)};
+// `saved`: whether the save of step 30 has returned.
+std::shared_ptr<FaultDisk> save_on(const FileImage& image, const FaultHook& hook, bool& saved) {
+  auto disk = FaultDisk::create(memory_storage(image), hook);
+  saved = false;
   try {
-    CheckpointManager manager(Location(tried.disk->storage()), options_of_run());
+    CheckpointManager manager(Location(disk->storage()), options_of_run());
     manager.restore(row_template(solo()));
     manager.save(30, state_at(30));
-    tried.saved = true;
+    saved = true;
     manager.wait();
     EXPECT_EQ(manager.latest(), 30u);
   } catch (const Error& error) {
-    EXPECT_TRUE(tried.disk->crashed()) << error.what();
+    EXPECT_TRUE(disk->crashed()) << error.what();
   }
-  return tried;
+  return disk;
 }
 
 TEST(CrashesOfRuns, LeaveTheNewestDurableStepAndLeftoversThatTheNextSaveRemoves) {
   const LogLevel level = set_log_level(LogLevel::kOff);
   const FileImage image = run_before();
-  const Tried completed = save_on(image, {});
-  const uint64_t calls = completed.disk->calls();
-  EXPECT_TRUE(completed.saved);
-  EXPECT_EQ(judge(completed.disk->surviving_image(Survival::kNothingUnsynced), true, true), 30u);
-  int points = 0;
-  int with_new = 0;
-  constexpr uint64_t kStride = 3 * TILESTONE_CRASH_STRIDE;
-  for (uint64_t at = 0; at < calls && !HasFailure(); at += kStride) {
-    for (const FaultAction& action : {FaultAction::crash(), FaultAction::crash_after(),
-                                      FaultAction::crash_torn(at * 37 % 1500)}) {
-      const Tried tried = save_on(image, [&](const StorageCall& call) {
-        return call.index == at ? action : FaultAction::pass();
-      });
-      for (const Survival survival : kAllSurvivals) {
-        SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
-        const bool goes_on = (at + static_cast<uint64_t>(points)) % 4 == 0;
-        const bool saved = tried.saved;
-        with_new += judge(tried.disk->surviving_image(survival, at), saved, goes_on) == 30;
-        ++points;
-        if (HasFailure()) break;
-      }
-      if (HasFailure()) break;
-    }
-  }
-  std::printf(
-      "[          ] save, prune and newest: %lu calls, %d crash points, %d with the new step\n",
-      static_cast<unsigned long>(calls), points, with_new);
+  uint64_t with_new = 0;
+  bool saved = false;
+  const uint64_t points =
+      crash_everywhere([&](const FaultHook& hook) { return save_on(image, hook, saved); },
+                       [&](const FileImage& left, uint64_t number) {
+                         with_new += judge(left, saved, number % 4 == 0) == 30;
+                       },
+                       TILESTONE_CRASH_STRIDE);
+  std::printf("[          ] save, prune and newest: %lu crash points, %lu with the new step\n",
+              static_cast<unsigned long>(points), static_cast<unsigned long>(with_new));
   EXPECT_GT(with_new, 0);
   EXPECT_LT(with_new, points);
   set_log_level(level);

@@ -1,6 +1,6 @@
 // One save's transaction alone, without ranks and without a communicator: one thread begins it,
-// writes what two ranks would write, and commits. The machine crashes at every storage call, before
-// it, after it and in the middle of it; or a call fails and the transaction is abandoned.
+// writes what two ranks would write, and commits. The machine crashes at every storage call; or a
+// call fails and the transaction is abandoned.
 // Afterwards the location must hold the whole old checkpoint or the whole new one, and a later
 // transaction must succeed.
 #include <gtest/gtest.h>
@@ -21,6 +21,7 @@
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -30,7 +31,8 @@ constexpr int kRanks = 2;
 constexpr int64_t kOld = 100;  // the first element of the existing checkpoint
 constexpr int64_t kNew = 500;
 constexpr int64_t kLater = 900;
-// The machine dies at every n-th call. CMake sets it; it is greater than 1 under sanitizers.
+// The machine dies, or a call fails, at every n-th point. CMake sets it; it is greater than 1 under
+// sanitizers.
 constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
 const std::string kPlace = "ckpt";
 
@@ -197,12 +199,12 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
   }
 }
 
-// Returns what was found. Every fifth time a later save follows, which takes the longest.
+// Returns what was found. Every third time a later save follows, which takes the longest.
 int64_t judge(const Scenario& scenario, const FileImage& image, uint64_t number) {
   const auto storage = scenario.make(image);
   const int64_t found = find_checkpoint(storage);
   EXPECT_TRUE(found == kNew || found == (scenario.before.empty() ? 0 : kOld)) << found;
-  if (number % 5 != 0 || testing::Test::HasFailure()) return found;
+  if (number % 3 != 0 || testing::Test::HasFailure()) return found;
   Saving(scenario.kind, kLater, one_client(storage)).run();
   EXPECT_EQ(find_checkpoint(storage), kLater);
   for (const std::string& name : storage->list()) {
@@ -248,22 +250,14 @@ class CrashPointsOfTransaction : public testing::TestWithParam<size_t> {
 TEST_P(CrashPointsOfTransaction, ACrashAtAnyCallLeavesTheOldCheckpointOrTheNewOne) {
   const Scenario scenario = scenarios()[GetParam()];
   SCOPED_TRACE(scenario.name);
-  const uint64_t calls = save_on(scenario, {})->calls();
   Counts counts;
-  for (uint64_t k = 0; k < calls && !HasFailure(); k += kStride) {
-    for (const FaultAction& action : {FaultAction::crash(), FaultAction::crash_after(),
-                                      FaultAction::crash_torn(k * 37 % 1500)}) {
-      SCOPED_TRACE("call " + std::to_string(k));
-      const auto disk = save_on(scenario, at_call(k, action));
-      for (const Survival survival : kAllSurvivals) {
-        SCOPED_TRACE(to_string(survival));
-        const int64_t found = judge(scenario, disk->surviving_image(survival, k), counts.points++);
-        ++(found == kNew ? counts.made : counts.old);
-      }
-    }
-  }
-  std::printf("[          ] %s: %lu calls, %lu crash points, the new checkpoint at %lu\n",
-              scenario.name, static_cast<unsigned long>(calls),
+  counts.points = crash_everywhere([&](const FaultHook& hook) { return save_on(scenario, hook); },
+                                   [&](const FileImage& image, uint64_t number) {
+                                     const int64_t found = judge(scenario, image, number);
+                                     ++(found == kNew ? counts.made : counts.old);
+                                   },
+                                   kStride);
+  std::printf("[          ] %s: %lu crash points, the new checkpoint at %lu\n", scenario.name,
               static_cast<unsigned long>(counts.points), static_cast<unsigned long>(counts.made));
   EXPECT_GT(counts.old, 0u);
   EXPECT_GT(counts.made, 0u);

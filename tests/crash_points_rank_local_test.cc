@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -93,66 +93,54 @@ void expect_recovery(const FileImage& image) {
   expect_ordinary(storage);
 }
 
-// Returns the number of crashes.
-int publish_with_crashes(const FileImage& image) {
-  const auto counted = FaultDisk::create(memory_storage(image));
-  publish(Location(counted->storage(0)));
-  int crashes = 0;
-  for (uint64_t at = 0; at < counted->calls(); ++at) {
-    for (const bool after : {false, true}) {
-      const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
-        if (call.index != at) return FaultAction::pass();
-        return after ? FaultAction::crash_after() : FaultAction::crash();
-      });
-      try {
-        publish(Location(disk->storage(0)));  // a failure after the switch does not throw
-      } catch (const Error&) {
-      }
-      const auto survival = kAllSurvivals[(2 * at + (after ? 1 : 0)) % std::size(kAllSurvivals)];
-      SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
-                   std::string(to_string(survival)));
-      expect_recovery(disk->surviving_image(survival, at));
-      ++crashes;
-      if (::testing::Test::HasFailure()) return crashes;
-    }
-  }
-  return crashes;
+// Returns the number of judged images.
+uint64_t publish_with_crashes(const FileImage& image) {
+  return crash_everywhere(
+      [&](const FaultHook& hook) {
+        auto disk = FaultDisk::create(memory_storage(image), hook);
+        try {
+          publish(Location(disk->storage(0)));  // a failure after the switch does not throw
+        } catch (const Error& error) {
+          EXPECT_TRUE(disk->crashed()) << error.what();
+        }
+        return disk;
+      },
+      [](const FileImage& left, uint64_t) { expect_recovery(left); });
 }
 
 TEST(RankLocalCrashes, PublishingLeavesOneKindOrTheOtherAndCanBeCompleted) {
   const LogLevel before = set_log_level(LogLevel::kError);
   const FileImage image = memory_image(*saved());
-  const int crashes =
+  const uint64_t points =
       publish_with_crashes(image) + publish_with_crashes(without_tilestones_files(image));
-  std::cout << crashes << " crash points in all\n";
+  std::cout << points << " crash points in all\n";
   set_log_level(before);
 }
 
 TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgain) {
   const LogLevel before = set_log_level(LogLevel::kError);
-  const auto counted = FaultDisk::create(memory_storage());
-  save_all([&](int rank) { return counted->storage(rank); });
-  EXPECT_GT(counted->calls(), 20u);
-  for (uint64_t at = 0; at < counted->calls() && !HasFailure(); ++at) {
-    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
-      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
-    });
-    save_all([&](int rank) { return disk->storage(rank); });
-    const auto survival = kAllSurvivals[at % std::size(kAllSurvivals)];
-    SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
-    const auto storage = memory_storage(disk->surviving_image(survival, at));
-    try {
-      Checkpoint::open(Location(storage));
-      expect_state(storage);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
-    }
-    save_all([&](int) { return storage; });
-    expect_state(storage);
-    publish(Location(storage));
-    remove_leftovers(Location(storage));  // from before the rank's restart
-    expect_ordinary(storage);
-  }
+  const uint64_t points = crash_everywhere(
+      [](const FaultHook& hook) {
+        auto disk = FaultDisk::create(memory_storage(), hook);
+        save_all([&](int rank) { return disk->storage(rank); });
+        return disk;
+      },
+      [](const FileImage& left, uint64_t) {
+        const auto storage = memory_storage(left);
+        try {
+          Checkpoint::open(Location(storage));
+          expect_state(storage);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+        }
+        save_all([&](int) { return storage; });
+        expect_state(storage);
+        publish(Location(storage));
+        remove_leftovers(Location(storage));  // from before the rank's restart
+        expect_ordinary(storage);
+      });
+  std::cout << points << " crash points in all\n";
+  EXPECT_GT(points, 20u);
   set_log_level(before);
 }
 

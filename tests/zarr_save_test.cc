@@ -1,4 +1,4 @@
-// Saves in the zarr format: what they refuse, what a crash leaves behind, and how damage is found.
+// Saves in the zarr format: what they refuse, and how damage is found.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/geometry/strided_copy_testing.h"
 #include "tilestone/state/device_memory_testing.h"
-#include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -197,38 +196,6 @@ TEST(ZarrSave, KeysOfTwoRanksThatNeedOnePathAreRefusedAndNothingStays) {
   for (const std::string& name : storage->list()) {
     EXPECT_TRUE(name.starts_with(".tilestone/")) << name;
   }
-}
-
-// There is no checkpoint or a whole one, and without metadata.json stock readers find none.
-TEST(ZarrSave, ACrashAtAnyCallLeavesAWholeCheckpointOrNone) {
-  const LogLevel before = set_log_level(LogLevel::kOff);
-  int whole = 0, none = 0;
-  for (uint64_t k = 0, calls = 1; k < calls && !testing::Test::HasFailure(); ++k) {
-    SCOPED_TRACE("call " + std::to_string(k));
-    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
-      return call.index == k ? FaultAction::crash() : FaultAction::pass();
-    });
-    run_ranks_collect(2, [&](Communicator comm) {
-      save(row_state(comm, 1), Location(disk->storage(comm.rank())), zarr_options(comm));
-    });
-    calls = disk->crashed() ? k + 2 : 0;
-    for (const Survival survival : kAllSurvivals) {
-      const FileImage image = disk->surviving_image(survival, k);
-      if (!image.contains("metadata.json")) {
-        ++none;
-        continue;
-      }
-      ++whole;
-      expect_rows(Location(memory_storage(image)), 1, 2);
-      FileImage alone = image;  // the view of a stock reader
-      std::erase_if(alone, [](const auto& file) { return file.first.starts_with(".tilestone/"); });
-      expect_rows(Location(memory_storage(alone)), 1, 2);
-    }
-  }
-  EXPECT_GT(whole, 0);
-  EXPECT_GT(none, 50);
-  std::printf("[          ] %d whole, %d none\n", whole, none);
-  set_log_level(before);
 }
 
 }  // namespace tilestone::zarr_save_test

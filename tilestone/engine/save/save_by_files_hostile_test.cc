@@ -119,6 +119,11 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallPutsNothingIntoALaterCheckpoint
 
 // Meanwhile its twin publishes, and the step is removed.
 TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallBringsNoRemovedCheckpointBack) {
+  const auto rank = [](int number, const Location& location) {
+    SaveOptions options = by_files(number, 2);
+    options.timeout = 1;  // of who waits for what the stalled rank has claimed
+    save(row_state(number, 2, 3), location, options);
+  };
   for (const bool objects : {false, true}) {
     bool stalled = true;
     for (uint64_t at = 0; stalled; ++at) {
@@ -127,13 +132,13 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallBringsNoRemovedCheckpointBack) 
       uint64_t calls = 0;
       const auto disk = FaultDisk::create(inner, [&](const StorageCall&) {
         if (calls++ != at) return FaultAction::pass();
-        for (const int rank : {0, 1}) save_rank(Location(inner), rank, 2, 3);
+        for (const int number : {0, 1}) rank(number, Location(inner));
         inner->remove(inner->list());
         for (const std::string& name : inner->list_directories()) inner->remove_tree(name);
         return FaultAction::pass();
       });
-      save_rank(Location(inner), 0, 2, 3);
-      thrown([&] { save_rank(Location(disk->storage(1)), 1, 2, 3); });
+      rank(0, Location(inner));
+      thrown([&] { rank(1, Location(disk->storage(1))); });
       stalled = calls > at;
       EXPECT_EQ(inner->stat(".metadata").has_value(), !stalled);
       if (HasFailure()) return;
