@@ -19,8 +19,11 @@ void register_store(const std::string& scheme, StoreOpener open);
 // Null: for no such URL. Error(kInvalidArgument) as of check_store_url().
 StoreOpener registered_opener(const std::string& url);
 
-// Whether no part between slashes is "." or "..", which many servers refuse, and no byte is NUL.
+// Whether no part between slashes is ".", ".." or empty, and no byte is NUL. Some servers refuse
+// these, and some keep the object under another key, which no listing of this prefix shows.
 bool is_literal(std::string_view prefix);
+inline constexpr const char* kLiteralHint =
+    "nothing between two slashes, \".\" and \"..\" are refused, because servers change such keys";
 
 // Of a store that answers a request after some 10 ms.
 inline constexpr ReadCosts kStoreReadCosts{
@@ -29,7 +32,7 @@ inline constexpr ReadCosts kStoreReadCosts{
 // Whether the path is the URL of a kind of store that a build may know, or of a registered one.
 bool is_store_url(const std::string& path);
 // Error(kUnsupported) if this build does not know the store, and kInvalidArgument if the URL names
-// no bucket, or has "." or ".." between slashes.
+// no bucket, or is not literal.
 void check_store_url(const std::string& url);
 // Checks the URL; the store itself is reached later. Errors of its configuration are thrown.
 std::shared_ptr<Storage> object_store(const std::string& url);

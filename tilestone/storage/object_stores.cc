@@ -1,5 +1,6 @@
 // The stores that the program has registered.
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <map>
 #include <mutex>
@@ -62,17 +63,21 @@ StoreOpener registered_opener(const std::string& url) {
   StoreOpener open = opener_of(scheme);
   if (!open) return open;
   const std::string_view rest = std::string_view(url).substr(scheme.size() + 3);
-  if (rest.empty() || rest.front() == '/' || !is_literal(rest)) {
+  if (rest.empty() || !is_literal(rest)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "this is not of the form " + std::string(scheme) + "://bucket/prefix")
-        .with_file(url);
+        .with_file(url)
+        .with_hint(kLiteralHint);
   }
   return open;
 }
 
 bool is_literal(std::string_view prefix) {
-  const std::string between = "/" + std::string(prefix) + "/";
-  return between.find("/./") == std::string::npos && between.find("/../") == std::string::npos &&
+  std::string between = "/" + std::string(prefix);
+  if (!between.ends_with('/')) between += '/';
+  return std::ranges::none_of(
+             std::array{"//", "/./", "/../"},
+             [&](const char* part) { return between.find(part) != std::string::npos; }) &&
          between.find('\0') == std::string::npos;
 }
 

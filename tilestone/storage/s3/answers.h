@@ -54,7 +54,8 @@ struct UploadPage {
 UploadPage parse_uploads(std::string_view xml);
 
 std::string parse_upload_id(std::string_view xml);
-// The ETag in a document of this name, of an object that was made. It may be a Refusal: nullopt.
+// The ETag in a document of this name, of an object that was made; "": it has none. It may be a
+// Refusal: nullopt.
 std::optional<std::string> parse_made(std::string_view xml, std::string_view name);
 
 struct NotDeleted {

@@ -96,7 +96,8 @@ TEST(Answers, CompletionMayBeARefusal) {
       "\"e\"");
   EXPECT_EQ(parse_made("<Error><Code>InternalError</Code></Error>", "CopyObjectResult"),
             std::nullopt);
-  EXPECT_EQ(error_of([] { parse_made("<CopyObjectResult/>", "CopyObjectResult"); }).code(),
+  EXPECT_EQ(parse_made("<CopyObjectResult/>", "CopyObjectResult"), "");
+  EXPECT_EQ(error_of([] { parse_made("<Made/>", "CopyObjectResult"); }).code(),
             ErrorCode::kCorrupt);
 }
 

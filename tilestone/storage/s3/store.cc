@@ -277,11 +277,11 @@ std::shared_ptr<Bucket> shared_bucket(const std::string& name) {
 Url parse_url(const std::string& url) {
   const std::string rest = url.starts_with(kScheme) ? url.substr(kScheme.size()) : "";
   const size_t slash = std::min(rest.find('/'), rest.size());
-  const Url parsed = {rest.substr(0, slash),
-                      without_slash(rest.substr(std::min(slash + 1, rest.size())))};
-  if (!parsed.bucket.empty() && is_literal(parsed.prefix)) return parsed;
+  const std::string prefix = rest.substr(std::min(slash + 1, rest.size()));
+  if (slash > 0 && is_literal(prefix)) return {rest.substr(0, slash), without_slash(prefix)};
   throw Error(ErrorCode::kInvalidArgument, "this is not of the form s3://bucket/prefix")
-      .with_file(url);
+      .with_file(url)
+      .with_hint(kLiteralHint);
 }
 
 std::shared_ptr<Storage> s3_store(const Url& url) {

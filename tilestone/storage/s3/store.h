@@ -20,8 +20,8 @@ struct Url {
   std::string bucket;
   std::string prefix;  // without a slash at its end; "": the whole bucket
 };
-// Of "s3://bucket/prefix". Error(kInvalidArgument) if it has no bucket, or "." or ".." between
-// slashes of the prefix, which many servers refuse. Everything else is literal.
+// Of "s3://bucket/prefix". Error(kInvalidArgument) if it has no bucket, or a
+// prefix that is not literal (is_literal()).
 Url parse_url(const std::string& url);
 
 // Does not reach for the network. Stores of one bucket and one environment share their connections,

@@ -54,9 +54,10 @@ class NewObject : public WritableFile {
   ~NewObject() override {
     in_progress_.clear();
     if (!is_begun_) return;
-    // Its id is not known if no answer came. Nobody else writes an object with this name.
     or_log(LogLevel::kWarning, "an unfinished upload stays", [&] {
       const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+      if (!id_.empty()) return void(bucket_->client.abort(key_, id_, deadline).wait());
+      // No answer came that says the id. Nobody else writes an object with this name.
       for (const auto& each : bucket_->client.uploads(key_, {}, deadline).wait().uploads) {
         if (each.key == key_) bucket_->client.abort(key_, each.id, deadline).wait();
       }
