@@ -434,18 +434,23 @@ void Transaction::clean_in_place() {
   if (claim_.is_held()) remove_directories_of_replaced(*location_, old_);
 }
 
+void Transaction::discard(std::span<const std::string> files) {
+  if (files.empty() || (has_named_files_ && !claim_.is_held())) return;
+  are_files_left_ |= !remove_files(*storage_, files);
+}
+
 void Transaction::abandon(bool none_writes) {
   if (staging_) return staging_->abandon();
-  if (!may_discard()) return;
+  if (has_named_files_ && !claim_.is_held()) return;
   // These files describe a checkpoint that has no switch and whose data files will be removed.
-  if (claim_.is_held() || published_is_ours()) remove_files(*storage_, published_);
+  if (claim_.is_held() || published_is_ours()) discard(published_);
   const std::string manifest = manifest_name(terms_.save_id);
   // The temporary file shows of a manifest that its save was not published.
   const auto remove = [&](const std::string& file) { return remove_files(*storage_, {&file, 1}); };
   const bool has_none = !new_.files.contains(manifest) || remove(manifest);
   if (has_none && !new_.index.empty()) remove(temporary_of(switch_file(new_.index)));
   for (const IndexFile& file : files_that_follow()) remove(temporary_of(file));
-  if (has_named_files_) remove(fixed_names_of(terms_.save_id));
+  if (has_named_files_ && !are_files_left_) remove(fixed_names_of(terms_.save_id));
   // Before its note is left, no rank has written.
   if (stage_ != Stage::kNew && (!none_writes || !remove_note())) return;
   claim_.give_up(*location_);
@@ -463,6 +468,7 @@ bool Transaction::published_is_ours() const {
 
 // False: the note stays, for data files that could not be removed.
 bool Transaction::remove_note() {
+  if (are_files_left_) return false;
   try {
     const Deadline patience = Deadline::after(kOthersRemove);
     std::chrono::duration<double> wait{0.01};

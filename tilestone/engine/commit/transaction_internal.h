@@ -45,8 +45,9 @@ class Transaction {
   // Between steps 3 and 4: the names of the data files, if they have no save id in them and the
   // save is not staged. Error(kUnsupported) where that needs a claim and nothing can be claimed.
   void note_files(const std::set<std::string>& names, Deadline deadline);
-  // False: files with fixed names may be another save's by now, because the claim was lost.
-  bool may_discard() const { return !has_named_files_ || holds_claim(); }
+  // After a failure, before abandon(): removes files that this save has made. Not those with fixed
+  // names that may be another save's by now, because the claim was lost.
+  void discard(std::span<const std::string> files);
   // False: the place can't be claimed, or the claim was lost.
   bool holds_claim() const { return claim_.is_held(); }
 
@@ -111,6 +112,7 @@ class Transaction {
   std::shared_ptr<RunStep> step_;       // ToPublish::step
   Stage stage_ = Stage::kNew;
   bool has_named_files_ = false;  // note_files()
+  bool are_files_left_ = false;   // that discard() could not remove
 };
 
 }  // namespace tilestone::engine

@@ -86,6 +86,19 @@ TEST(ConvertObjects, WhatAKilledOneLeavesAndCantBeRemovedJoinsNoOther) {
   expect_converted(store);
 }
 
+TEST(ConvertObjects, WhatAFailedOneCantRemoveIsRemovedByTheNextOne) {
+  const auto store = memory_objects();
+  const auto failing = FaultDisk::create(store, [](const StorageCall& call) {
+    if (call.name != "w/0.0") return FaultAction::pass();
+    if (call.op == StorageOp::kSync) return FaultAction::fail_after(EIO);
+    return call.op == StorageOp::kRemove ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  EXPECT_THROW(to_zarr(failing->storage(), "pytorch"), Error);
+  ASSERT_TRUE(store->stat("w/0.0"));
+  to_zarr(store, "pytorch");
+  expect_converted(store);
+}
+
 // It is there before the conversion writes its own file of this name, or its index.
 TEST(ConvertObjects, AFileOfAnotherProgramEndsTheConversionAndStays) {
   for (const std::string name : {"w/0.0", "w/.zarray", "metadata.json"}) {

@@ -96,7 +96,7 @@ Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline dead
   task.kept = kept;
   if (share.one_writer && share.format->has_fixed_names()) {
     planned.transaction->note_files(named_files(share), deadline);
-    task.may_discard = [&] { return planned.transaction->may_discard(); };
+    task.discard = [&](std::span<const std::string> files) { planned.transaction->discard(files); };
   }
   Receipt receipt = write_items(*planned.storage, *share.format, task, share.options, deadline);
   planned.result.items_written = receipt.chunks.size() + receipt.objects.size();
@@ -192,10 +192,12 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
 
 void discard(PlannedShare& planned, bool none_writes) noexcept {
   if (planned.transaction && planned.transaction->was_tried()) return;
-  const bool may_discard = !planned.transaction || planned.transaction->may_discard();
-  if (!planned.written.empty() && may_discard) remove_files(*planned.storage, planned.written);
-  if (planned.transaction)
+  if (planned.transaction) {
+    planned.transaction->discard(planned.written);
     planned.transaction->abandon(none_writes || planned.share.world_size == 1);
+  } else if (!planned.written.empty()) {
+    remove_files(*planned.storage, planned.written);
+  }
 }
 
 }  // namespace tilestone::engine

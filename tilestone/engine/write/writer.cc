@@ -504,7 +504,7 @@ class RankWriter {
   void discard() {
     const Error why = current_error();
     if (why.code() == ErrorCode::kAlreadyExists) std::erase(made_, why.file());
-    if (!task_.may_discard || task_.may_discard()) remove_files(storage_, made_);
+    task_.discard ? task_.discard(made_) : void(remove_files(storage_, made_));
   }
 
   Storage& storage_;

@@ -33,8 +33,8 @@ struct WriteTask {
   std::string save_id;
   int first_file = 0;             // the number of its first data file
   KeptResources* kept = nullptr;  // threads and buffers of a session; null: makes new ones
-  // Whether, after a failure, the files under these names are still the writer's. Null: they are.
-  std::function<bool()> may_discard = nullptr;
+  // Removes the files that it made, after a failure. Null: remove_files().
+  std::function<void(std::span<const std::string>)> discard = nullptr;
 };
 
 // Writes the assigned items to new files, objects before tensors. Files and directory entries are
