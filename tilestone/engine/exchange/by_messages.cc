@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
@@ -15,10 +16,11 @@ namespace tilestone::engine {
 namespace {
 
 constexpr size_t kBoxDescription = 48;  // approximate size of an encoded box, bytes
+constexpr uint64_t kAlignment = 64;     // of the elements for a rank in shared memory, bytes
 
 class ByMessages final : public Carrier {
  public:
-  ByMessages(const CarrierParts& parts, uint64_t message_bytes)
+  ByMessages(const CarrierParts& parts, uint64_t message_bytes, const HostMemory& memory)
       : owners_(parts.owners),
         owner_(parts.owner),
         asker_(parts.asker),
@@ -26,6 +28,7 @@ class ByMessages final : public Carrier {
         rank_(static_cast<size_t>(parts.rank)),
         world_(static_cast<size_t>(parts.world)),
         pair_bytes_(std::max(message_bytes / world_, kLeastPair)),
+        memory_(memory),
         reader_(context_, &context_.threads) {}
 
   std::vector<Bytes> next_round() override {
@@ -35,24 +38,19 @@ class ByMessages final : public Carrier {
     for (const TileRound::Packed& packed : round.packed) {
       if (packed.rank != rank_) messages[packed.rank].boxes.push_back(packed.sent);
     }
-    std::vector<Bytes> elements(world_);
-    for (size_t rank = 0; rank < world_; ++rank) {
-      if (rank == rank_) continue;
-      const size_t description = (messages[rank].boxes.size() + 2) * kBoxDescription;
-      elements[rank].reserve(round.filled[rank] + description);
-      elements[rank].resize(round.filled[rank]);
-    }
+    std::vector<Bytes> bodies(world_);
+    const std::vector<std::byte*> places = places_of(round, messages, bodies);
     RangeReader::Unread unread;
     if (!context_.metadata.copies.empty()) {
       unread = [&](size_t i, const Error& error) { skip_unreadable(round, round.parts[i], error); };
     }
     const std::vector<ByteRange> ranges = reader_.read(
-        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); }, unread);
+        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, places); }, unread);
     owner_.check_blocks(round, ranges);
     add_checks(round, ranges, messages);
     std::vector<Bytes> out;
     for (size_t rank = 0; rank < world_; ++rank) {
-      out.push_back(encode_round(std::move(elements[rank]), messages[rank], owner_.more()));
+      out.push_back(encode_round(std::move(bodies[rank]), messages[rank], owner_.more()));
     }
     return out;
   }
@@ -117,10 +115,46 @@ class ByMessages final : public Carrier {
     RecordSum sum;
   };
 
-  // Puts the elements that others requested into the messages, and those that this rank requested
+  // Where the elements for each rank go: into this rank's memory, or into the body of a message.
+  std::vector<std::byte*> places_of(const TileRound& round, std::vector<RoundMessage>& messages,
+                                    std::vector<Bytes>& bodies) {
+    MutableByteView left = memory_.own != nullptr ? memory_.own->bytes() : MutableByteView();
+    const size_t part = left.size() / HostMemory::kParts;
+    left = left.subspan(number_++ % HostMemory::kParts * part, part);
+    std::vector<std::byte*> places(world_);
+    for (size_t rank = 0; rank < world_; ++rank) {
+      const uint64_t size = round.filled[rank];
+      if (rank == rank_ || size == 0) continue;
+      if (memory_.readers[rank] && size <= left.size()) {
+        places[rank] = left.data();
+        messages[rank].shared_at = static_cast<uint64_t>(left.data() - memory_.own->bytes().data());
+        messages[rank].shared_bytes = size;
+        left = left.subspan(std::min<size_t>(align_up(size, kAlignment), left.size()));
+        continue;
+      }
+      bodies[rank].reserve(size + (messages[rank].boxes.size() + 2) * kBoxDescription);
+      bodies[rank].resize(size);
+      places[rank] = bodies[rank].data();
+    }
+    return places;
+  }
+
+  // The elements that a rank has sent.
+  ByteView elements_of(size_t from, const RoundMessage& message) const {
+    if (message.shared_bytes == 0) return message.elements;
+    const SharedMemory* const memory = memory_.others[from].get();
+    const ByteView bytes = memory != nullptr ? memory->bytes() : MutableByteView();
+    if (message.shared_at > bytes.size() ||
+        message.shared_bytes > bytes.size() - message.shared_at) {
+      fail_exchange(static_cast<int>(from), "a rank's elements are beyond its memory");
+    }
+    return bytes.subspan(message.shared_at, message.shared_bytes);
+  }
+
+  // Puts the elements that others requested into their places, and those that this rank requested
   // into their targets. Called from any thread.
   void pack(const TileRound& round, const TileRound::Loaded& loaded, ByteView bytes,
-            std::vector<Bytes>& elements) {
+            const std::vector<std::byte*>& places) {
     const ServedTile& tile = owner_.tile(loaded.tile);
     for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
       const TileRound::Packed& packed = round.packed[i];
@@ -130,7 +164,7 @@ class ByMessages final : public Carrier {
             bytes);
         continue;
       }
-      std::byte* to = elements[packed.rank].data() + packed.at;
+      std::byte* to = places[packed.rank] + packed.at;
       deliver(
           tile.payload, loaded.part, bytes,
           {tile.tensor, tile.chunk, box, TensorView::contiguous(to, tile.payload.dtype, box.shape)},
@@ -183,7 +217,7 @@ class ByMessages final : public Carrier {
   }
 
   void find_arrivals(int owner, const RoundMessage& message, std::vector<Arrival>& arrivals) {
-    ByteView left = message.elements;
+    ByteView left = elements_of(static_cast<size_t>(owner), message);
     for (const SentBox& sent : message.boxes) {
       const Asker::AskedTransfer& asked = asker_.find(owner, sent.request);
       const Box& box = asked.request.box;
@@ -220,6 +254,8 @@ class ByMessages final : public Carrier {
   const size_t rank_;
   const size_t world_;
   const uint64_t pair_bytes_;  // limit on the elements of one message, bytes
+  const HostMemory& memory_;
+  uint64_t number_ = 0;  // of rounds
   RangeReader reader_;
   RecordSum sum_;  // of the checked tile that is being read, so far
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
@@ -229,8 +265,9 @@ class ByMessages final : public Carrier {
 
 }  // namespace
 
-std::unique_ptr<Carrier> carry_by_messages(const CarrierParts& parts, uint64_t message_bytes) {
-  return std::make_unique<ByMessages>(parts, message_bytes);
+std::unique_ptr<Carrier> carry_by_messages(const CarrierParts& parts, uint64_t message_bytes,
+                                           const HostMemory& memory) {
+  return std::make_unique<ByMessages>(parts, message_bytes, memory);
 }
 
 }  // namespace tilestone::engine

@@ -1,18 +1,10 @@
-// Each owner has a thread that makes its rounds ahead of time. Meanwhile the ranks read what
-// earlier rounds have brought into the page cache: only what they want, straight into their
-// tensors. A rank reads a transfer when everything that is served of it is there.
+// While an owner makes a round, the ranks read what earlier rounds have brought into the page
+// cache: only what they want, straight into their tensors. A rank reads a transfer when everything
+// that is served of it is there.
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <functional>
-#include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/call_scope.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
@@ -21,79 +13,6 @@ namespace {
 
 constexpr uint64_t kCachedPortion = 32u << 20;  // bytes that an owner prefetches at once
 constexpr uint64_t kLeastFetched = 16u << 20;   // bytes from the disk that are enough for a round
-constexpr size_t kMaxAhead = 3;                 // rounds
-
-// Makes rounds of messages on a thread of its own, so that the disk is busy while the ranks
-// exchange messages and copy.
-class RoundsAhead {
- public:
-  // The thread calls make() as long as more() is true and no call fails. Nothing else may call
-  // them, or use what they use, until the last round is taken.
-  RoundsAhead(std::function<bool()> more, std::function<std::vector<Bytes>()> make)
-      : more_(std::move(more)),
-        make_(std::move(make)),
-        call_(CallScope::current()),
-        thread_([this] { run(); }) {}
-  // Waits for the round that is being made.
-  ~RoundsAhead() {
-    {
-      std::lock_guard lock(mutex_);
-      stopped_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  RoundsAhead(const RoundsAhead&) = delete;
-  RoundsAhead& operator=(const RoundsAhead&) = delete;
-
-  // Waits for the messages of the next round and returns them. After the last round: the messages
-  // of an empty round. Throws the error of the round if it failed.
-  std::vector<Bytes> take() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ended_ || !rounds_.empty(); });
-    if (rounds_.empty()) {
-      if (failure_) std::rethrow_exception(failure_);
-      return make_();
-    }
-    std::vector<Bytes> round = std::move(rounds_.front());
-    rounds_.pop_front();
-    changed_.notify_all();
-    return round;
-  }
-
- private:
-  void run() {
-    const CallScope scope(call_);
-    std::exception_ptr failure;
-    try {
-      while (more_()) {
-        std::vector<Bytes> round = make_();
-        std::unique_lock lock(mutex_);
-        rounds_.push_back(std::move(round));
-        changed_.notify_all();
-        changed_.wait(lock, [&] { return stopped_ || rounds_.size() < kMaxAhead; });
-        if (stopped_) return;
-      }
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    std::lock_guard lock(mutex_);
-    failure_ = failure;
-    ended_ = true;
-    changed_.notify_all();
-  }
-
-  const std::function<bool()> more_;
-  const std::function<std::vector<Bytes>()> make_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::vector<Bytes>> rounds_;
-  std::exception_ptr failure_;
-  bool ended_ = false;    // no round follows those in rounds_
-  bool stopped_ = false;  // no more rounds are wanted
-  void* const call_;      // the call that the thread works for
-  std::thread thread_;    // the last member, because it uses the others
-};
 
 class ByPageCache final : public Carrier {
  public:
@@ -105,11 +24,28 @@ class ByPageCache final : public Carrier {
         keeping_(keeping(*asker_.wanted().context)),
         checker_(keeping_, nullptr) {}
 
+  // Brings in portions until they are enough. Tiles that are checked are read by
+  // their owner; others are only prefetched, and do not count if they are in the page cache
+  // already. Runs only on the calling thread, because the pool's threads are busy reading.
   std::vector<Bytes> next_round() override {
-    if (!ahead_ && owner_.more()) {
-      ahead_.emplace([this] { return owner_.more(); }, [this] { return make_round(); });
+    std::vector<RoundMessage> messages(world_);
+    const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
+    for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {
+      const TileRound round = owner_.plan_round(pair_bytes);
+      for (const TileRound::Loaded& loaded : round.parts) {
+        if (!is_checked(loaded)) reader_.add(owner_.range_of(loaded));
+      }
+      fetched += reader_.prefetch();
+      fetched += check(round);
+      for (const TileRound::Packed& packed : round.packed) {
+        messages[packed.rank].boxes.push_back(packed.sent);
+      }
     }
-    return ahead_ ? ahead_->take() : make_round();
+    std::vector<Bytes> out;
+    for (const RoundMessage& message : messages) {
+      out.push_back(encode_round({}, message, owner_.more()));
+    }
+    return out;
   }
 
   void accept(const std::vector<RoundMessage>& round) override {
@@ -177,30 +113,6 @@ class ByPageCache final : public Carrier {
     }
   }
 
-  // Makes one round: brings in portions until they are enough. Tiles that are checked are read by
-  // their owner; others are only prefetched, and do not count if they are in the page cache
-  // already. Runs only on the calling thread, because the pool's threads are busy reading.
-  std::vector<Bytes> make_round() {
-    std::vector<RoundMessage> messages(world_);
-    const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
-    for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {
-      const TileRound round = owner_.plan_round(pair_bytes);
-      for (const TileRound::Loaded& loaded : round.parts) {
-        if (!is_checked(loaded)) reader_.add(owner_.range_of(loaded));
-      }
-      fetched += reader_.prefetch();
-      fetched += check(round);
-      for (const TileRound::Packed& packed : round.packed) {
-        messages[packed.rank].boxes.push_back(packed.sent);
-      }
-    }
-    std::vector<Bytes> out;
-    for (const RoundMessage& message : messages) {
-      out.push_back(encode_round({}, message, owner_.more()));
-    }
-    return out;
-  }
-
   bool is_checked(const TileRound::Loaded& loaded) const {
     return loaded.checked && owner_.tile(loaded.tile).blocks;
   }
@@ -243,7 +155,6 @@ class ByPageCache final : public Carrier {
   std::vector<std::vector<const Asker::AskedTransfer*>> served_of_;  // by transfer
   uint64_t announced_ = 0;                                           // elements
   Asker::Chunks damaged_;
-  std::optional<RoundsAhead> ahead_;  // the last member, because it uses the others
 };
 
 }  // namespace

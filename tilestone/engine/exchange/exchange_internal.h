@@ -5,10 +5,12 @@
 //  2. Verdicts: an owner compares what all ranks want of a tile (plan/exchange_plan.h) and decides
 //     which requests it serves.
 //  3. Rounds, until no owner has more. By messages: an owner reads as much as the messages of one
-//     round may hold and packs it for the askers; then the messages are exchanged and delivered. By
-//     the page cache, if all ranks share one: an owner brings the parts of a round into the page
-//     cache with large reads and tells the askers. An asker reads a transfer itself as soon as
-//     everything that is served of it is there, while the owners go on with the next rounds.
+//     round may hold and packs it for the askers; then the messages are exchanged and delivered,
+//     while it makes the next round. Where ranks can read one another's memory, the elements stay
+//     there. By the page cache, if all ranks share one: an owner brings the parts of a round into
+//     the page cache with large reads and tells the askers. An asker reads a transfer itself as
+//     soon as everything that is served of it is there, while the owners go on with the next
+//     rounds.
 //  4. Only if the checkpoint has copies: ranks exchange the chunks that were found damaged or that
 //     an owner's disk can't read, and that have a copy. Each rank that was sent a part of such a
 //     chunk reads it from a copy itself, whole and checked.
@@ -18,8 +20,9 @@
 // If a rank fails in a step, every rank throws its error in that step. A rank that fails after the
 // last step only throws, and reports its failure in the load's next round.
 //
-// Memory: outgoing and incoming messages take at most an eighth of LoadOptions::buffer_bytes each,
-// but 64 KiB are always allowed for each pair of ranks. The pool takes half; the rest is for the
+// Memory: the outgoing messages of a round, and the incoming ones, take at most an eighth of
+// LoadOptions::buffer_bytes each, but 64 KiB are always allowed for each pair of ranks. There are
+// outgoing ones of two rounds, or three in shared memory. The pool takes half; the rest is for the
 // communicator's copies.
 #pragma once
 
@@ -38,7 +41,8 @@
 namespace tilestone::engine {
 
 // Whether each rank reads only for itself, or how a rank brings what it reads to the others.
-enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
+// kSharedMemory: by messages, whose elements are in memory that they share, where they can.
+enum class ReadFor : uint8_t { kOneself, kMessages, kSharedMemory, kPageCache };
 
 // How the ranks of a load read. hosts[r] is the host of rank r.
 ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,

@@ -182,7 +182,7 @@ TEST(TwoPhase, IsUsedWhereRanksRunOnSeveralHosts) {
     EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, one, facts), ReadFor::kMessages);
     EXPECT_EQ(reading_of_ranks(TwoPhase::kAlways, alone, facts), ReadFor::kOneself);
   }
-  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, store), ReadFor::kMessages);
+  EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, store), ReadFor::kSharedMemory);
   EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, cached), ReadFor::kOneself);
   EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, shared), ReadFor::kPageCache);
 }
@@ -191,10 +191,13 @@ TEST(TwoPhase, ColumnsAreReadOnceFromAStoreOnOneHostToo) {
   const auto store = save_rows(4, memory_objects());
   Traffic traffic;
   const Location location = counting_reads(store, traffic);
+  Sent sent;
   run_ranks(4, [&](Communicator comm) {
-    expect_columns(comm, location, loading(comm, TwoPhase::kAuto));
+    const Communicator counted(std::make_shared<CountingComm>(comm, sent));
+    expect_columns(counted, location, loading(counted, TwoPhase::kAuto));
   });
   EXPECT_LE(traffic.bytes, kMatrixBytes + kMatrixBytes / 20);
+  EXPECT_LT(sent.largest, 64u << 10);  // the elements are in shared memory
 }
 
 TEST(TwoPhase, RanksThatDisagreeAboutItGetAnError) {
@@ -322,7 +325,7 @@ std::vector<std::vector<Box>> random_boxes(std::mt19937_64& random, int ranks) {
 }
 
 TEST(TwoPhase, RandomBoxesAreTheSameAsWithoutIt) {
-  const auto storage = save_rows(3);
+  const auto storage = save_rows(3), store = save_rows(3, memory_objects());
   const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
   std::mt19937_64 random(7);
   for (int trip = 0; trip < (kSlowBytes ? 5 : 12); ++trip) {
@@ -336,7 +339,9 @@ TEST(TwoPhase, RandomBoxesAreTheSameAsWithoutIt) {
         wanted[std::to_string(place++)] = ShardedTensor::from_box(
             "w", TensorView::without_data(DType::kFloat32, box.shape), {kRows, kColumns}, box);
       }
-      const StateDict loaded = load(wanted, Location(storage), loading(comm, TwoPhase::kAlways));
+      const bool shares = trip % 2 == 0;  // memory: of a store, on one host
+      const StateDict loaded = load(wanted, Location(shares ? store : storage),
+                                    loading(comm, shares ? TwoPhase::kAuto : TwoPhase::kAlways));
       for (const auto& [key, node] : loaded.entries()) {
         const auto* tensor = node.get_if<ShardedTensor>();
         ASSERT_TRUE(same_bytes(elements(tensor->data), elements(all.narrow(tensor->box))))

@@ -100,6 +100,8 @@ void walk_round(auto& io, auto& round) {
     both::varint(io, check.record_size);
     both::u32(io, check.record_crc32);
   });
+  both::varint(io, round.shared_at);
+  both::varint(io, round.shared_bytes);
 }
 
 }  // namespace
@@ -109,6 +111,13 @@ void fail_exchange(int rank, const std::string& problem) {
 }
 
 bool more_in(ByteView message) { return (opened(message).flags & kMore) != 0; }
+
+Bytes with_note(const std::string& note, ByteView message) {
+  const OpenedMessage open = opened(message);
+  return sealed(to_bytes(note), open.description, open.flags);
+}
+
+std::string note_of(ByteView message) { return std::string(as_text(opened(message).elements)); }
 
 Bytes encode_requests(std::span<const TileRequest> requests) {
   return written_list(requests, walk_requests);

@@ -20,6 +20,10 @@ namespace tilestone::engine {
 // Whether the sender has more rounds after this message. Allocates nothing.
 bool more_in(ByteView message);
 
+// A text that goes with requests or verdicts; "": none.
+Bytes with_note(const std::string& note, ByteView message);
+std::string note_of(ByteView message);
+
 // A box of a chunk that a rank requests from a tile's owner. A request's number is its index among
 // the requests of that rank to that owner.
 struct TileRequest {
@@ -65,6 +69,9 @@ struct RoundMessage {
   std::vector<SentBox> boxes;
   std::vector<TileCheck> checks;
   ByteView elements;  // set by decode_round()
+  // If shared_bytes is not 0, the elements are in the sender's memory (HostMemory) instead.
+  uint64_t shared_at = 0;
+  uint64_t shared_bytes = 0;
 };
 // Appends the description to `elements`, which becomes the message.
 Bytes encode_round(Bytes elements, const RoundMessage& message, bool more);
