@@ -91,15 +91,17 @@ class Contestant:
 class Tilestone(Contestant):
     name = SUBJECT
 
-    def save(self, state: State, path: str) -> None:
+    def __init__(self) -> None:
         import tilestone
 
-        tilestone.save(state.tensors, path)
+        self._tilestone = tilestone
+
+    def save(self, state: State, path: str) -> None:
+        self._tilestone.save(state.tensors, path)
 
     def load(self, state: State, tensors: Tensors, path: str) -> None:
-        import tilestone
-
-        tilestone.load(tensors, path, differences=tilestone.Differences(not_requested="ignore"))
+        ignoring = self._tilestone.Differences(not_requested="ignore")
+        self._tilestone.load(tensors, path, differences=ignoring)
 
 
 class Obstore(Contestant):
@@ -217,6 +219,7 @@ class S3Fs(ByTorch):
 
     def __init__(self) -> None:
         import s3fs  # noqa: F401
+        from torch.distributed.checkpoint import _fsspec_filesystem  # noqa: F401
 
         url = os.environ["AWS_ENDPOINT_URL_S3"]
         self._options = {"key": KEY, "secret": SECRET, "endpoint_url": url}
@@ -236,7 +239,7 @@ class S3TorchConnector(ByTorch):
     name = "s3torchconnector"
 
     def __init__(self) -> None:
-        from s3torchconnector import S3ClientConfig
+        from s3torchconnector import S3ClientConfig, dcp  # noqa: F401
         from s3torchconnector._s3client import S3Client
 
         self._config = S3ClientConfig(force_path_style=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -18,12 +19,15 @@ from typing import Any
 import numpy
 import plain_ranks
 import pytest
+import ranks
 import torch
 from object_server import BUCKET, KEY, SECRET, Server
 from children import in_child
 from test_object_store import columns_of, expect_state, scenario, state_of, whole
 from torch.distributed import checkpoint as stock
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import tilestone
 from tilestone.dcp import _enable
@@ -100,6 +104,37 @@ def test_a_conversion_to_zarr_that_is_killed_leaves_what_gc_and_the_next_one_rem
     assert numpy.array_equal(loaded["small"][4], state["small"][4])
     assert tilestone.open(target).verify().ok
     assert tilestone.gc(target) == [] and unfinished(object_server, bucket) == []
+
+
+def test_a_server_that_is_killed_and_started_again_in_mid_save_leaves_a_whole_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, killed, stands = f"s3://{BUCKET}/k", threading.Event(), [3]
+    with Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+
+        def kill(_: Any) -> None:
+            if not killed.is_set():
+                server.kill()
+                killed.set()
+
+        def save() -> None:
+            large = {"w": numpy.ones(LARGE // 8), "step": 1}
+            with contextlib.suppress(tilestone.CheckpointError):
+                tilestone.save(large, path, overwrite=True, progress=kill)
+                stands[0] = 1
+
+        tilestone.save(state_of(0, 1, 3), path)
+        saving = threading.Thread(target=save)
+        saving.start()
+        assert killed.wait(60)
+        server.start()  # on this thread, because a server ends with the one that has started it
+        saving.join()
+        assert tilestone.load(path)["step"] == stands[0] and tilestone.open(path).verify().ok
+        tilestone.save(state_of(0, 1, 4), path, overwrite=True)
+        expect_state(tilestone.load(path), 4)
+        assert tilestone.gc(path) == [] and unfinished(server, f"s3://{BUCKET}/") == []
 
 
 def is_under_way(path: str) -> bool:
@@ -198,7 +233,7 @@ def test_a_store_that_does_not_answer_ends_a_call_soon_after_its_timeout(
 
 
 def test_malformed_places_are_refused(bucket: str) -> None:
-    for place in ("s3://", "s3:///x", f"{bucket}/a/../b", f"{bucket}/./a"):
+    for place in ("s3://", "s3:///x", f"{bucket}/a/../b", f"{bucket}/./a", f"{bucket}/a//b"):
         with pytest.raises(tilestone.CheckpointError) as raised:
             tilestone.save({"n": 1}, place)
         assert type(raised.value) in (tilestone.InvalidArgumentError, tilestone.UnsafeError), place
@@ -263,6 +298,44 @@ def test_torch_reads_by_s3fs_what_is_saved_and_the_reverse(
     tilestone.save(plain(6), f"{bucket}/torch", overwrite=True)
     found = tilestone.load(f"{bucket}/torch")
     assert numpy.array_equal(found["w"], plain(6)["w"].numpy())
+
+
+def connector_on_each(rank: int, world: int, environment: dict[str, str], bucket: str) -> None:
+    os.environ.update(environment)
+    from s3torchconnector import S3ClientConfig
+    from s3torchconnector._s3client import S3Client
+    from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
+
+    config, mesh = S3ClientConfig(force_path_style=True), init_device_mesh("cpu", (world,))
+    url = environment["AWS_ENDPOINT_URL_S3"]
+
+    def at_the_server(made: Any) -> Any:
+        made.fs._client = S3Client(region="us-east-1", endpoint=url, s3client_config=config)
+        return made
+
+    def state(number: float, dim: int) -> dict[str, Any]:
+        whole = torch.arange(40_000.0).reshape(100, 400) * number
+        return {"w": distribute_tensor(whole, mesh, [Shard(dim)]), "step": number}
+
+    def expect(found: dict[str, Any], number: float) -> None:
+        assert torch.equal(found["w"].full_tensor(), state(number, 0)["w"].full_tensor())
+        assert found["step"] == number
+
+    tilestone.save(state(3, 0), f"{bucket}/ours")
+    found = state(0, 1)
+    stock.load(found, storage_reader=at_the_server(S3StorageReader("us-east-1", f"{bucket}/ours", config)))
+    expect(found, 3)
+    writer = at_the_server(S3StorageWriter("us-east-1", f"{bucket}/theirs", config))
+    stock.save(state(5, 0), storage_writer=writer)
+    expect(tilestone.load(state(0, 1), f"{bucket}/theirs"), 5)
+    tilestone.save(state(6, 1), f"{bucket}/theirs", overwrite=True)
+    expect(tilestone.load(state(0, 0), f"{bucket}/theirs"), 6)
+
+
+def test_s3torchconnector_reads_what_is_saved_and_the_reverse(
+    worlds: ranks.Worlds, object_server: Server, bucket: str
+) -> None:
+    worlds[2].run(connector_on_each, object_server.environment, bucket)
 
 
 def rclone(server: Server, *words: str) -> None:
