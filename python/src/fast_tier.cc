@@ -14,6 +14,7 @@
 namespace tilestone::python {
 namespace {
 
+using engine::FastOptions;
 using engine::Tier;
 using nb::literals::operator""_a;
 

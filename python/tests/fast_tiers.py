@@ -35,6 +35,13 @@ def on_host(fast: pathlib.Path) -> list[int]:
     return sorted(int(each.name[5:13]) for each in fast.glob("step-*/.kept") for each in [each.parent])
 
 
+def damage(file: pathlib.Path) -> None:
+    """Changes one bit of the file."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
 def manager_of(run: Any, fast: Any, **options: Any) -> tilestone.CheckpointManager:
     if not isinstance(fast, tilestone.Fast):
         fast = tilestone.Fast(fast)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy
 import pytest
 import ranks
-from fast_tiers import manager_of, on_host, sharded_state, state_of, steps_in, train
+from fast_tiers import damage, manager_of, on_host, sharded_state, state_of, steps_in, train
 
 import tilestone
 
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_steps_stay_on_the_host_and_some_are_copied_to_the_run(
-    tmp_path: pathlib.Path, in_background: bool
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, in_background: bool
 ) -> None:
     run, fast = tmp_path / "run", tmp_path / "fast"
     with manager_of(run, fast, drain_every=4, async_save=in_background) as manager:
@@ -33,9 +33,11 @@ def test_steps_stay_on_the_host_and_some_are_copied_to_the_run(
         assert manager.latest() == 4
     tilestone.open(run / "step-00000004").verify()
     numpy.testing.assert_array_equal(tilestone.load(run / "step-00000004")["w"], state_of(4)["w"])
+    caplog.set_level("INFO", "tilestone")
     with manager_of(run, fast) as manager:
         state, step = manager.restore(state_of(0))
         assert step == 6 and state["step"] == 6 and state["w"][0] == 6
+        assert "has step 4; with the other one 2 steps would be lost" in caplog.text
         assert manager.save(7, state_of(7))
     assert steps_in(run) == [4, 7]
 
@@ -156,6 +158,9 @@ def test_a_wiped_host_takes_the_newest_drained_step(
     world = worlds[2]
     world.run(train, str(tmp_path), [1, 2, 3], 2)
     shutil.rmtree(tmp_path / "host1")
+    # Host 0 reads its own part; what nobody reads may be damaged in the run's directory.
+    (own,) = tmp_path.glob("host0/step-00000002-*/*.distcp")
+    damage(tmp_path / "run/step-00000002" / own.name)
     assert world.run(train, str(tmp_path), [3, 4], 2) == [2, 2]
     assert steps_in(tmp_path / "run") == [2, 4]
 
@@ -202,10 +207,34 @@ def test_with_copies_a_lost_host_loses_no_step(
 ) -> None:
     world = worlds[3]
     world.run(train_with_copies, str(tmp_path), [1, 2])
-    for lost, newest in enumerate([2, 3, 4]):
+    for lost in range(3):  # each restart fills the disk of the new host
         shutil.rmtree(tmp_path / f"host{lost}")
-        found = world.run(train_with_copies, str(tmp_path), [newest + 1])
-        assert found == [newest] * 3
+        assert world.run(train_with_copies, str(tmp_path), []) == [2] * 3
+        assert len(list(tmp_path.glob(f"host{lost}/step-00000002-*/*.distcp"))) == 2
+    assert world.run(train_with_copies, str(tmp_path), [3]) == [2] * 3
+
+
+def fails_to_restore(rank: int, world: int, folder: str) -> None:
+    with pytest.raises(tilestone.CorruptError):
+        train_with_copies(rank, world, folder, [])
+
+
+def test_a_damaged_file_of_a_host_is_read_from_the_copy_on_another(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train_with_copies, str(tmp_path), [1, 2])
+    steps = [next(tmp_path.glob(f"host{rank}/step-00000002-*")) for rank in range(2)]
+    first, second = sorted(file.name for file in steps[0].glob("*.distcp"))
+    damage(steps[0] / first)
+    damage(steps[1] / second)
+    assert world.run(train_with_copies, str(tmp_path), []) == [2, 2]
+    for name, mended, intact in ((first, *steps), (second, *reversed(steps))):
+        assert (mended / f"{name}.damaged").exists()
+        assert (mended / name).read_bytes() == (intact / name).read_bytes()
+    for step in steps:
+        damage(step / first)
+    world.run(fails_to_restore, str(tmp_path))
 
 
 def restore_and_save_again(rank: int, world: int, folder: str, copies: int = 1) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -12,7 +13,9 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +23,11 @@ import numpy
 import pytest
 import ranks
 from children import in_child
-from fast_tiers import manager_of, on_host, sharded_state, state_of, steps_in, train
+from fast_tiers import damage, manager_of, on_host, sharded_state, state_of, steps_in, train
 
 import tilestone
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
 # ---- A full disk, and a run's directory that can't be written.
 
@@ -212,6 +217,38 @@ def test_a_run_directory_that_fails_stops_no_save(
     assert removed or 2 in steps_in(run)
 
 
+def test_a_run_directory_that_hangs_stops_no_save(tmp_path: pathlib.Path) -> None:
+    from obstore.store import MemoryStore
+    from obstore_store import store_at
+
+    objects, answers = MemoryStore(), threading.Event()
+
+    def held(call: Any) -> Any:
+        return lambda *given: answers.wait() and call(*given)
+
+    def held_at(url: str) -> tilestone.Store:
+        store = store_at(objects, url.partition("://")[2])
+        calls = {field.name: getattr(store, field.name) for field in dataclasses.fields(store)}
+        return tilestone.Store(
+            **{name: held(call) if callable(call) else call for name, call in calls.items()}
+        )
+
+    scheme = f"held-{uuid.uuid4().hex}"
+    tilestone.register_store(scheme, held_at)
+    answers.set()
+    with manager_of(f"{scheme}://x/run", tmp_path / "fast") as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        answers.clear()
+        for step in (2, 3, 4):
+            manager.save(step, state_of(step))
+            manager.last_save.local.result()
+        assert not manager.last_save.durable.done()
+        answers.set()
+        manager.last_save.durable.result()
+        assert manager.latest() == 4
+
+
 def test_what_waits_at_the_end_is_copied_after_the_next_start(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,11 +359,9 @@ def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path, others: bool
     tilestone.open(run / "step-00000001").verify()
 
 
-def damage(fast: pathlib.Path, step: int) -> None:
+def damage_step(fast: pathlib.Path, step: int) -> None:
     (file,) = fast.glob(f"step-{step:08}-*/*.distcp")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    damage(file)
 
 
 def test_a_damaged_file_on_a_host_is_never_copied(
@@ -335,7 +370,7 @@ def test_a_damaged_file_on_a_host_is_never_copied(
     run, fast = tmp_path / "run", tmp_path / "fast"
     with manager_of(run, fast) as manager:
         with step_2_waits(manager, run, caplog):
-            damage(fast, 2)
+            damage_step(fast, 2)
         assert isinstance(manager.last_save.durable.exception(), tilestone.CorruptError)
         manager.save(3, state_of(3))
     assert manager.latest() == 3
@@ -348,13 +383,13 @@ def test_a_damaged_step_on_a_host_is_not_restored(tmp_path: pathlib.Path) -> Non
     with manager_of(run, fast, drain_every=2) as manager:
         manager.save(2, state_of(2))
         manager.save(3, state_of(3))
-    damage(fast, 3)
+    damage_step(fast, 3)
     with manager_of(run, fast) as manager:
         with pytest.raises(tilestone.CorruptError):
             manager.restore(state_of(0))
         state, found = manager.restore(state_of(0), fallback=True)
         assert found == 2 and state["w"][0] == 2
-    damage(fast, 2)  # the run's directory has it, too
+    damage_step(fast, 2)  # the run's directory has it, too
     with manager_of(run, fast) as manager:
         state, found = manager.restore(state_of(0), 2)
         assert found == 2 and state["w"][0] == 2
@@ -381,9 +416,7 @@ def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
     elif what == "cut":
         os.truncate(data, 100)
     else:
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 1
-        data.write_bytes(content)
+        damage(data)
     with manager_of(run, fast) as manager:
         if what != "unfinished":
             with pytest.raises(tilestone.CorruptError):
@@ -458,7 +491,5 @@ def test_ranks_choose_anew_on_the_hosts_after_a_damaged_step_of_the_run_s_direct
     world.run(train, str(tmp_path), [2, 3, 4], 2)
     shutil.rmtree(next(tmp_path.glob("host1/step-00000004-*")))
     for data in (tmp_path / "run/step-00000004").glob("*.distcp"):
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 1
-        data.write_bytes(content)
+        damage(data)
     assert world.run(restored_of_both, str(tmp_path)) == [3, 3]

@@ -5,10 +5,10 @@
 //  2. Begin. Rank 0 begins the ordinary transaction (commit/transaction.cc) at the step's folder in
 //     the run's directory, with the save id of the step. If the step stands there already, because
 //     a process died after it had committed, the drain is over.
-//  3. Copy. The first rank of each host that has said the step copies its files, compares them with
-//     their checksums on the way, links those that the step drained before has
-//     (SaveOptions::reuse), which it does not read, and makes them durable. Every two seconds the
-//     ranks meet: one that is lost is missed.
+//  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
+//     way, links those that the step drained before has (SaveOptions::reuse), which it does not
+//     read, and makes them durable. Every two seconds the ranks meet: one that is lost is missed. A
+//     damaged file is set aside if another host has it, too, which the next try then copies.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //
@@ -26,7 +26,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/base/size_text.h"
-#include "tilestone/engine/agree.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/fast_tier/copying_internal.h"
@@ -176,12 +175,12 @@ void Drains::leave() {
   }
 }
 
-void Drains::work(const Communicator& comm) {
+void Drains::work(const Communicator& comm, bool is_first) {
   const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
   for (double wait = first_wait_;;) {
     std::optional<SaidStep> step;
     try {
-      step = choose(comm);
+      step = choose(comm, is_first);
       if (!step) return;
       drain(comm, *step);
       ended(*step);
@@ -225,33 +224,23 @@ void Drains::say_failure(const Error& error, double wait) {
 }
 
 // What waits and this host holds. It stays until rank 0 has chosen.
-Bytes Drains::say(int rank) {
+Bytes Drains::say(int rank, bool is_first) {
   std::vector<HeldStep> held = folder_.list();
   const std::lock_guard lock(mutex_);
   std::erase_if(held, [&](const HeldStep& step) { return !waiting_.contains(step.about.save_id); });
-  for (const HeldStep& step : held) pinned_.insert(step.about.save_id);
+  for (HeldStep& step : held) {
+    pinned_.insert(step.about.save_id);
+    if (!is_first) step.here.clear();
+  }
   return say_steps(held, rank);
 }
 
 // Every rank says what waits for it, so all keep the same, and one that has kept a step after the
-// others had drained it is answered, too. Of a host's ranks the first that says a step copies it.
-std::optional<SaidStep> Drains::choose(const Communicator& comm) {
-  const auto decide = [&](int, const std::vector<Bytes>& said) {
-    const std::vector<SaidStep> steps = united_steps(said);
-    const auto found = std::ranges::find_if(
-        steps, [&](const SaidStep& each) { return each.is_whole() || each.save_id == committed_; });
-    ByteWriter out;
-    if (found != steps.end()) walk_step(out, *found);
-    return Decision{std::move(out).take(), true};
-  };
-  const Bytes answer = agree(
-      comm, "choice of a step to drain", turn_end(),
-      [&](int, const Bytes&) { return say(comm.rank()); }, decide);
-  std::optional<SaidStep> step;
-  if (!answer.empty()) {
-    ByteReader in(answer, "a step to drain");
-    walk_step(in, step.emplace());
-  }
+// others had drained it is answered, too. The first one of each host says, and copies, its files.
+std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) {
+  auto step = agree_on_step(
+      comm, "choice of a step to drain", turn_end(), [&] { return say(comm.rank(), is_first); },
+      [&](const SaidStep& each) { return each.is_whole() || each.save_id == committed_; });
   const std::lock_guard lock(mutex_);
   pinned_.clear();
   if (step) pinned_.insert(step->save_id);
@@ -259,14 +248,29 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm) {
 }
 
 void Drains::copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const {
-  if (std::ranges::find(step.owners, rank) == step.owners.end()) return;
+  const auto copies = [&](const std::vector<int>& holders) {
+    return !holders.empty() && holders.front() == rank;
+  };
+  if (std::ranges::none_of(step.holders, copies)) return;
   const HeldStep own = folder_.get(step.save_id);
-  std::set<std::string> names;
-  for (size_t i = 0; i < step.owners.size(); ++i) {
-    if (step.owners[i] == rank) names.insert(own.about.files.at(i).name);
+  std::set<std::string> names, others_have;
+  for (size_t i = 0; i < step.holders.size(); ++i) {
+    const std::string& name = own.about.files.at(i).name;
+    if (copies(step.holders[i])) names.insert(name);
+    if (step.holders[i].size() > 1) others_have.insert(name);
   }
   work.from = reading_of(folder_.at(own.folder));
-  work.run(folder_.manifest(own).receipts, names, deadline);
+  try {
+    work.run(folder_.manifest(own).receipts, names, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt || !others_have.contains(error.file()) ||
+        !folder_.set_aside(own.folder, error.file())) {
+      throw;
+    }
+    throw Error(ErrorCode::kNotFound,
+                "the next try takes another host's copy of a damaged file: " + error.message())
+        .with_file(error.file());
+  }
 }
 
 void Drains::drain(const Communicator& comm, const SaidStep& step) {

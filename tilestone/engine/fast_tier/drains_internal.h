@@ -2,6 +2,7 @@
 // other, oldest first. drains.cc describes the protocol.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,12 +15,23 @@
 
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/fast_tier/copying_internal.h"
-#include "tilestone/engine/fast_tier/fast_tier.h"
-#include "tilestone/engine/fast_tier/said_steps_internal.h"
+#include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone::engine {
+
+struct FastOptions {
+  std::string path;     // a directory that each host has for itself, or that hosts share
+  uint64_t keep = 2;    // the newest steps that stay there; at least 1
+  bool copies = false;  // each host also keeps the files of another one
+  std::vector<std::string> domains = {};  // with copies: of each rank; a host copies to another one
+  uint64_t drain_every = 1;  // steps that are multiples of it are drained, and those saved by force
+  std::optional<uint64_t> drain_bytes_per_second = std::nullopt;  // of each host; nullopt: no limit
+  bool reuse = false;  // what the step before has there is linked, as with SaveOptions::reuse
+  std::chrono::duration<double> patience{600};  // how long ranks that drain wait for one another
+  std::chrono::duration<double> first_wait{1};  // until a failed drain is tried again
+};
 
 // Thread-safe.
 class Drains {
@@ -42,8 +54,8 @@ class Drains {
   // nullopt: the hosts' was loaded, so nobody has read the files there, and the next drain copies.
   void note_earlier(std::optional<uint64_t> step);
 
-  // Drains until nothing waits, or stop(). Every rank, in its own thread.
-  void work(const Communicator& comm);
+  // Drains until nothing waits, or stop(). Every rank, in its own thread. `is_first`: of its host.
+  void work(const Communicator& comm, bool is_first);
   void stop();
   // After work(): what still waits stays on the hosts, and nobody waits for it any more.
   void leave();
@@ -56,8 +68,8 @@ class Drains {
   // By when the ranks must have heard of one another.
   Deadline turn_end() const { return Deadline::after(patience_).with_interrupt(interrupt_); }
   std::shared_ptr<Pending::State> take(const std::string& save_id);
-  std::optional<SaidStep> choose(const Communicator& comm);
-  Bytes say(int rank);
+  std::optional<SaidStep> choose(const Communicator& comm, bool is_first);
+  Bytes say(int rank, bool is_first);
   void drain(const Communicator& comm, const SaidStep& step);
   void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;
   void ended(const SaidStep& step);

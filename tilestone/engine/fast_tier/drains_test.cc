@@ -20,6 +20,7 @@
 namespace tilestone::drains_test {
 
 using engine::Drains;
+using engine::FastOptions;
 using engine::HostFolder;
 using testing::ElementsAre;
 
@@ -86,7 +87,7 @@ void drain(const Kept& kept, FaultDisk& disk) {
                   kept.hosts[static_cast<size_t>(comm.rank())], quick(), [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
     drains.add(1, kept.save_id, ended);
-    auto working = std::async(std::launch::async, [&] { drains.work(comm); });
+    auto working = std::async(std::launch::async, [&] { drains.work(comm, true); });
     while (working.wait_for(std::chrono::microseconds(200)) != std::future_status::ready) {
       if (disk.crashed()) drains.stop();
     }
@@ -151,6 +152,25 @@ TEST(DrainWithFaults, AStepIsDrainedByTheNextStartWhereverTheMachineDies) {
   }
 }
 
+TEST(DrainWithFaults, ADamagedFileIsCopiedFromTheHostThatHasAnotherOne) {
+  const Kept kept = kept_step();
+  const std::string folder = HostFolder::folder_of(1, kept.save_id);
+  const auto copy = [&](size_t from, size_t to, bool damaged) {
+    for (const ReceiptFile& file : kept.hosts[from].get(kept.save_id).about.files) {
+      if (!kept.hosts[from].at(folder)->stat(file.name)) continue;
+      Bytes bytes = read_file(*kept.hosts[from].at(folder), file.name, file.size);
+      if (damaged) bytes.back() ^= std::byte{1};
+      kept.hosts[to].at(folder)->put(file.name, bytes, Condition::always(), ".tmp",
+                                     Deadline::never());
+    }
+  };
+  copy(0, 1, false);  // of rank 0
+  copy(0, 0, true);
+  const auto disk = FaultDisk::create(memory_storage());
+  drain(kept, *disk);
+  EXPECT_TRUE(shows_the_step(disk->storage()));
+}
+
 TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
   const Kept kept = kept_step();
   const auto disk = memory_storage();
@@ -160,7 +180,7 @@ TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
     for (const int from : {0, 1}) {  // the second time only rank 1 waits
       const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
       if (comm.rank() >= from) drains.add(1, kept.save_id, ended);
-      drains.work(comm);
+      drains.work(comm, true);
       EXPECT_TRUE(drains.waiting().empty());
       drains.leave();
       if (comm.rank() < from) continue;
@@ -182,7 +202,7 @@ TEST(DrainWithFaults, ARankThatTakesNoPartEndsTheTry) {
     Drains drains(RunDirectory(Location(disk->storage())), kept.hosts[0], options, [](uint64_t) {});
     const auto ended = std::make_shared<Pending::State>("draining", Deadline::never());
     drains.add(1, kept.save_id, ended);
-    std::thread work([&] { drains.work(comm); });
+    std::thread work([&] { drains.work(comm, true); });
     const Deadline patience = Deadline::after(std::chrono::seconds(30));
     while (!drains.is_stalled() && !patience.expired()) std::this_thread::yield();
     EXPECT_TRUE(drains.is_stalled());

@@ -70,19 +70,34 @@ void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_
                      const std::string& save_id, const std::vector<int>& first_of,
                      const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt) {
   const auto own = folder.at(HostFolder::folder_of(step, save_id));
+  const int host = comm.rank();
+  const bool is_first = first_of.at(static_cast<size_t>(host)) == host;
+  const auto limit = [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); };
+  const auto say = [&] {
+    const auto held = is_first ? folder.find(save_id) : std::nullopt;
+    return held ? say_steps({&*held, 1}, host) : Bytes();
+  };
+  const auto any = [](const SaidStep&) { return true; };
+  const auto said = agree_on_step(comm, "copies of a step", limit(), say, any);
+  if (!said) return;
   HostReads reads(reading_of(own));
   const auto copy = [&] {
-    if (std::ranges::find(targets, comm.rank()) == targets.end()) return;
+    if (!is_first) return;
     const Deadline deadline = Deadline::never().with_interrupt(interrupt);
     const Manifest manifest = folder.manifest(folder.get(save_id));
+    if (manifest.receipts.size() != first_of.size()) return;  // of another layout
     std::set<std::string> names;
     std::map<std::string, int> owners;
+    size_t index = 0;  // of the step's files
     for (const Receipt& receipt : manifest.receipts) {
       const auto rank = static_cast<size_t>(receipt.rank);
-      if (targets.at(rank) != comm.rank()) continue;
+      const bool keeps = targets.at(rank) == host || first_of.at(rank) == host;
       for (const ReceiptFile& file : receipt.files) {
+        const std::vector<int>& found = said->holders.at(index++);
+        const bool is_here = std::ranges::find(found, host) != found.end();
+        if (!keeps || is_here || found.empty()) continue;
         names.insert(file.name);
-        owners.emplace(file.name, first_of.at(rank));
+        owners.emplace(file.name, found.front());
       }
     }
     const auto from = [&](const std::string& file, uint64_t offset, MutableByteView target) {
@@ -103,7 +118,7 @@ void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_
     }
     reads.end();
   });
-  reads.serve(comm, save_id, [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); });
+  reads.serve(comm, save_id, limit);
   copying.get();
 }
 

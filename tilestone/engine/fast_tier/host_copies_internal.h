@@ -23,8 +23,9 @@ namespace tilestone::engine {
 std::vector<int> copy_targets(const std::vector<int>& first_of,
                               const std::vector<std::string>& domains);
 
-// Copies to this host what it keeps of others. Every rank, in its thread. Throws if that has failed
-// here; what has arrived completely stays. A host that hangs is waited for ten minutes.
+// Copies to this host what it lacks: of its own ranks, if it was replaced, and of those whose files
+// it keeps. Every rank, in its thread. Throws if that has failed here; what has arrived completely
+// stays. A host that hangs is waited for ten minutes.
 void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_t step,
                      const std::string& save_id, const std::vector<int>& first_of,
                      const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt);

@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/agree.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/engine/write/new_files_internal.h"
 
 namespace tilestone::engine {
@@ -40,6 +40,13 @@ bool is_step_folder(const std::string& name) {
   const std::string_view rest = std::string_view(name).substr(kStep.size());
   const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
   return digits > 0 && rest.substr(digits).starts_with('-') && is_save_id(rest.substr(digits + 1));
+}
+
+void unite(SaidStep& step, const SaidStep& other) {
+  if (step.holders.size() != other.holders.size()) return;  // damaged, or of another step
+  for (size_t i = 0; i < step.holders.size(); ++i) {
+    step.holders[i].insert(step.holders[i].end(), other.holders[i].begin(), other.holders[i].end());
+  }
 }
 
 }  // namespace
@@ -103,6 +110,15 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
   folder->publish(kKept, kScratch, index.about.encode(), false, deadline);
 }
 
+bool HostFolder::set_aside(const std::string& folder, const std::string& file) const noexcept try {
+  at(folder)->rename(file, file + ".damaged", true);
+  return true;
+} catch (const std::exception& error) {
+  log(LogLevel::kWarning,
+      fmt::format("a damaged file of {} still counts: {}", folder, error.what()));
+  return false;
+}
+
 void HostFolder::remove(const std::string& folder) const noexcept {
   try {
     if (!root_->stat(folder)) return;  // a replaced host never had it
@@ -117,6 +133,68 @@ void HostFolder::remove_leftovers() const {
   for (const std::string& name : root_->list_directories()) {
     if (is_step_folder(name) && !at(name)->stat(kKept)) remove(name);
   }
+}
+
+bool SaidStep::is_whole() const {
+  return std::ranges::none_of(holders, [](const auto& ranks) { return ranks.empty(); });
+}
+
+StepInfo SaidStep::info() const {
+  return {.step = step,
+          .name = HostFolder::folder_of(step, save_id),
+          .state = is_whole() ? StepState::kDurable : StepState::kDamaged,
+          .save_id = save_id,
+          .lineage = lineage};
+}
+
+Bytes say_steps(std::span<const HeldStep> held, int rank) {
+  ByteWriter out;
+  for (const HeldStep& each : held) {
+    SaidStep step{each.about.step,
+                  each.about.save_id,
+                  lineage_of(each.about.attributes),
+                  each.about.drains,
+                  std::vector<std::vector<int>>(each.about.files.size()),
+                  rank};
+    for (const uint32_t file : each.here) step.holders[file] = {rank};
+    walk_step(out, step);
+  }
+  return std::move(out).take();
+}
+
+std::vector<SaidStep> united_steps(std::span<const Bytes> said) {
+  std::map<std::string, SaidStep> by_save;
+  for (const Bytes& bytes : said) {
+    ByteReader in(bytes, "what a host holds");
+    while (in.remaining() > 0) {
+      SaidStep step;
+      walk_step(in, step);
+      const auto [known, is_new] = by_save.emplace(step.save_id, step);
+      if (!is_new) unite(known->second, step);
+    }
+  }
+  std::vector<SaidStep> steps;
+  for (auto& [save_id, step] : by_save) steps.push_back(std::move(step));
+  std::ranges::sort(steps, {}, [](const SaidStep& step) { return step.lineage.ordinal; });
+  return steps;
+}
+
+std::optional<SaidStep> agree_on_step(const Communicator& comm, const std::string& work,
+                                      const Deadline& deadline, const std::function<Bytes()>& say,
+                                      const std::function<bool(const SaidStep&)>& pick) {
+  const auto decide = [&](int, const std::vector<Bytes>& said) {
+    const std::vector<SaidStep> steps = united_steps(said);
+    const auto found = std::ranges::find_if(steps, pick);
+    ByteWriter out;
+    if (found != steps.end()) walk_step(out, *found);
+    return Decision{std::move(out).take(), true};
+  };
+  const auto answer = agree(comm, work, deadline, [&](int, const Bytes&) { return say(); }, decide);
+  if (answer.empty()) return std::nullopt;
+  ByteReader in(answer, "a step of the hosts");
+  SaidStep step;
+  walk_step(in, step);
+  return step;
 }
 
 }  // namespace tilestone::engine

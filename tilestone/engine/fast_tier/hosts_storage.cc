@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -34,29 +35,33 @@ std::shared_ptr<Storage> opened(const std::string& url) {
   return found->second;
 }
 
+// A file of another host, or of the run's directory.
 class FarFile final : public ReadableFile {
  public:
-  FarFile(std::string name, uint64_t size, int owner)
-      : name_(std::move(name)), size_(size), owner_(owner) {}
+  FarFile(std::string name, uint64_t size, int owner, std::unique_ptr<ReadableFile> there)
+      : name_(std::move(name)), size_(size), owner_(owner), there_(std::move(there)) {}
   uint64_t size() const override { return size_; }
   const std::string& name() const override { return name_; }
   int owner() const { return owner_; }
+  const ReadableFile* there() const { return there_.get(); }  // null: a host has it
 
  private:
   const std::string name_;
   const uint64_t size_;
   const int owner_;
+  const std::unique_ptr<ReadableFile> there_;
 };
 
 class HostsStorage final : public ReadOnlyStorage {
  public:
   HostsStorage(std::shared_ptr<Storage> own, std::string description,
-               std::shared_ptr<HostReads> fetching)
+               std::shared_ptr<HostReads> fetching, std::shared_ptr<Storage> there)
       : own_(std::move(own)),
         description_(std::move(description)),
-        fetching_(std::move(fetching)) {}
+        fetching_(std::move(fetching)),
+        there_(std::move(there)) {}
 
-  void add(const std::string& name, uint64_t size, int owner) {
+  void add(const std::string& name, uint64_t size, std::optional<int> owner) {
     const auto info = own_->stat(name);
     const bool is_here = info && info->size == size;
     files_.emplace(name, File{size, owner, is_here});
@@ -76,21 +81,31 @@ class HostsStorage final : public ReadOnlyStorage {
     }
     const File& file = found->second;
     if (file.is_here) return own_->open(name);
-    return std::make_unique<FarFile>(name, file.size, file.owner);
+    auto there = file.owner ? nullptr : there_->open(name);
+    return std::make_unique<FarFile>(name, file.size, file.owner.value_or(-1), std::move(there));
   }
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
-    std::vector<ReadOp> near;
-    std::vector<size_t> near_index, far_index;
+    std::vector<ReadOp> near, there;
+    std::vector<size_t> near_index, there_index, far_index;
     for (size_t i = 0; i < ops.size(); ++i) {
-      const bool is_far = dynamic_cast<const FarFile*>(ops[i].file) != nullptr;
-      if (!is_far) near.push_back(ops[i]);
-      (is_far ? far_index : near_index).push_back(i);
+      const auto* const far = dynamic_cast<const FarFile*>(ops[i].file);
+      if (far == nullptr) near.push_back(ops[i]);
+      if (far != nullptr && far->there() != nullptr) {
+        there.push_back(ops[i]);
+        there.back().file = far->there();
+        there_index.push_back(i);
+      } else {
+        (far == nullptr ? near_index : far_index).push_back(i);
+      }
     }
-    if (!near.empty()) {
-      own_->read(near, options, [&](size_t i, ByteView bytes) { done(near_index[i], bytes); });
-    }
+    const auto pass_on = [&](Storage& to, const auto& some, const std::vector<size_t>& index) {
+      if (some.empty()) return;
+      to.read(some, options, [&](size_t i, ByteView bytes) { done(index[i], bytes); });
+    };
+    pass_on(*own_, near, near_index);
+    if (there_ != nullptr) pass_on(*there_, there, there_index);
     if (options.prefetched == nullptr) read_far(ops, far_index, options.deadline, done);
   }
 
@@ -119,7 +134,7 @@ class HostsStorage final : public ReadOnlyStorage {
  private:
   struct File {
     uint64_t size = 0;
-    int owner = 0;
+    std::optional<int> owner;  // nullopt: the run's directory
     bool is_here = false;
   };
 
@@ -162,22 +177,25 @@ class HostsStorage final : public ReadOnlyStorage {
   const std::shared_ptr<Storage> own_;
   const std::string description_;
   const std::shared_ptr<HostReads> fetching_;
+  const std::shared_ptr<Storage> there_;
   std::map<std::string, File> files_;
 };
 
 }  // namespace
 
 std::shared_ptr<Storage> hosts_storage(std::shared_ptr<Storage> own, const KeptStep& about,
-                                       const std::vector<int>& owners, int keeper,
-                                       std::shared_ptr<HostReads> fetching) {
+                                       const SaidStep& said, std::shared_ptr<HostReads> fetching,
+                                       std::shared_ptr<Storage> there) {
   auto made = std::make_shared<HostsStorage>(
       std::move(own), fmt::format("step {} on the hosts (save {})", about.step, about.save_id),
-      std::move(fetching));
+      std::move(fetching), std::move(there));
   for (size_t i = 0; i < about.files.size(); ++i) {
-    made->add(about.files[i].name, about.files[i].size, owners.at(i));
+    const std::vector<int>& holders = said.holders.at(i);
+    made->add(about.files[i].name, about.files[i].size,
+              holders.empty() ? std::nullopt : std::optional(holders.front()));
   }
-  for (const auto& entry : about.index) made->add(entry.name, entry.size, keeper);
-  made->add(manifest_name(about.save_id), about.manifest_size, keeper);
+  for (const auto& entry : about.index) made->add(entry.name, entry.size, said.keeper);
+  made->add(manifest_name(about.save_id), about.manifest_size, said.keeper);
   return made;
 }
 

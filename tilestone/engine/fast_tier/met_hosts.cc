@@ -37,20 +37,11 @@ void leave(Storage& root, const std::string& file, const Deadline& deadline) try
                            " can't be used: " + error.message());
 }
 
-// Round 0: the ids of all ranks, one after the other. 1: the first rank of each one's host. 2: the
-// highest ordinal.
+// Round 0: the ids of all ranks. 1: of each, the first rank of its host, and the highest ordinal.
 Decision decide(int round, const std::vector<Bytes>& said) {
   ByteWriter out;
-  uint64_t highest = 0;
-  for (const Bytes& one : said) {
-    if (round < 2) {
-      out.raw(one);
-    } else {
-      highest = std::max(highest, ByteReader(one, "the steps of a host").varint());
-    }
-  }
-  if (round == 2) out.varint(highest);
-  return {std::move(out).take(), round == 2};
+  for (const Bytes& one : said) out.raw(one);
+  return {std::move(out).take(), round == 1};
 }
 
 }  // namespace
@@ -68,21 +59,18 @@ MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
       leave(root, kRank + own, deadline);
       return to_bytes(own);
     }
-    if (round == 1) {  // the lowest rank whose file is here
-      int first = 0;
-      while (first < comm.rank() && !root.stat(kRank + std::string(as_text(in.raw(own.size())))))
-        ++first;
-      out.varint(static_cast<uint64_t>(first));
-      return std::move(out).take();
+    int first = 0;  // the lowest rank whose file is here
+    while (first < comm.rank() && !root.stat(kRank + std::string(as_text(in.raw(own.size()))))) {
+      ++first;
     }
-    while (in.remaining() > 0) hosts.first_of.push_back(static_cast<int>(in.varint()));
-    if (hosts.is_first(comm.rank())) {
+    if (first == comm.rank()) {
       hosts.claim = claim(root, deadline);
       folder.remove_leftovers();
       for (const HeldStep& held : folder.list()) {
         hosts.ordinal = std::max(hosts.ordinal, lineage_of(held.about.attributes).ordinal);
       }
     }
+    out.varint(static_cast<uint64_t>(first));
     out.varint(hosts.ordinal);
     return std::move(out).take();
   };
@@ -95,7 +83,11 @@ MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
   };
   try {
     const Bytes answer = agree(comm, "meeting at a fast tier", deadline, say, decide);
-    hosts.ordinal = ByteReader(answer, "the steps of the hosts").varint();
+    ByteReader in(answer, "the hosts");
+    while (in.remaining() > 0) {
+      hosts.first_of.push_back(static_cast<int>(in.varint()));
+      hosts.ordinal = std::max(hosts.ordinal, in.varint());
+    }
   } catch (...) {
     remove();
     throw;

@@ -7,9 +7,11 @@
 //     directory knows count: by a step there, or by the marker that a run's first save to the hosts
 //     leaves.
 //  2. A step on the hosts is loaded as any checkpoint is, from a storage that reads this host's
-//     files itself and those of other hosts through HostReads, so the layout may be another one. If
-//     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
-//     chosen, from the hosts and the directory again; so it is if one of the directory is damaged.
+//     files itself, those of other hosts through HostReads, so the layout may be another one, and
+//     what no host has in the run's directory, if that has the step. A damaged file is set aside if
+//     it is in another place, too, and the step loaded once more. If the step is damaged otherwise,
+//     and the directory has it, or with `fallback`, the next one is chosen, from the hosts and the
+//     directory again; so it is if one of the directory is damaged.
 //  3. What is whole on the hosts, should be in the run's directory, and is newer on the run's line
 //     than the newest step that the directory has of it, is drained from now on.
 #include <fmt/format.h>
@@ -24,6 +26,7 @@
 #include "tilestone/engine/fast_tier/host_reads_internal.h"
 #include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 
@@ -60,7 +63,7 @@ std::optional<StepInfo> newest_there(const RunDirectory& run, std::vector<StepIn
 void walk_choice(auto& io, auto& choice) {
   walk_step(io, choice.step);
   both::blob(io, choice.record);
-  both::u8(io, choice.stands_there);
+  both::text(io, choice.stands_there);
   both::each(io, choice.of_run, 6, [&](auto& each) { walk_step(io, each); });
 }
 
@@ -82,23 +85,19 @@ void Tier::say_others(size_t count) {
 
 // Says which newest steps there are, and what taking the other one would lose.
 void Tier::say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_hosts) const {
-  const std::string where = run_.directory().location().describe();
-  const std::string on_hosts =
-      hosts == nullptr
-          ? "no step is whole on the hosts"
-          : fmt::format("step {} is the newest that is whole on the hosts", hosts->step);
-  const std::string in_run = there == nullptr ? fmt::format("{} has none", where)
-                                              : fmt::format("{} has step {}", where, there->step);
+  const auto named = [](const auto* step) {
+    return step == nullptr ? "no step" : fmt::format("step {}", step->step);
+  };
   std::string loss;
-  if (takes_hosts && there != nullptr && there->step < hosts->step) {
-    loss = fmt::format(", with which {} would be lost", counted(hosts->step - there->step, "step"));
-  } else if (!takes_hosts && hosts != nullptr && there != nullptr && hosts->step < there->step) {
-    loss = fmt::format("; with that of the hosts {} would be lost",
-                       counted(there->step - hosts->step, "step"));
+  if (hosts != nullptr && there != nullptr && hosts->step != there->step &&
+      takes_hosts == (hosts->step > there->step)) {
+    loss = fmt::format(
+        "; with the other one {} would be lost",
+        counted(std::max(hosts->step, there->step) - std::min(hosts->step, there->step), "step"));
   }
-  log(LogLevel::kInfo,
-      fmt::format("the run continues from {}: {}; {}{}",
-                  takes_hosts ? "the hosts" : "its directory", on_hosts, in_run, loss));
+  log(LogLevel::kInfo, fmt::format("the run continues from {}: the hosts have {}, {} has {}{}",
+                                   takes_hosts ? "the hosts" : "its directory", named(hosts),
+                                   run_.directory().location().describe(), named(there), loss));
 }
 
 // On rank 0.
@@ -111,23 +110,26 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   std::erase_if(said, [&](const SaidStep& each) { return !runs.contains(each.lineage.run); });
   say_others(all_runs - said.size());
 
-  const SaidStep* newest = nullptr;
-  for (const SaidStep& each : said) {
-    if (each.is_whole() && !damaged.contains(each.save_id) && (!step || each.step == *step)) {
-      newest = &each;
-    }
-  }
   std::vector<StepInfo> of_step = there;
   if (step) std::erase_if(of_step, [&](const StepInfo& each) { return each.step != *step; });
   const auto tip = newest_there(directory, std::move(of_step), fallback, damaged);
+  const auto stands = [&](const SaidStep& each) {
+    return tip && tip->save_id == each.save_id && tip->state == StepState::kDurable;
+  };
+  const SaidStep* newest = nullptr;
+  for (const SaidStep& each : said) {
+    if ((each.is_whole() || stands(each)) && !damaged.contains(each.save_id) &&
+        (!step || each.step == *step)) {
+      newest = &each;
+    }
+  }
   const bool takes_hosts =
       newest != nullptr &&
       (!tip || tip->lineage.ordinal < newest->lineage.ordinal || tip->save_id == newest->save_id);
   say_choice(newest, tip ? &*tip : nullptr, takes_hosts);
   Choice choice;
   if (takes_hosts) choice.step = *newest;
-  choice.stands_there =
-      takes_hosts && tip && tip->save_id == newest->save_id && tip->state == StepState::kDurable;
+  if (takes_hosts && stands(*newest)) choice.stands_there = tip->name;
 
   std::vector<StepInfo> all = there;
   for (const SaidStep& each : said) all.push_back(each.info());
@@ -204,7 +206,9 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const Load& give
   const KeptStep about = KeptStep::decode(choice.record, folder);
   const auto own = folder_.at(folder);
   const auto fetching = std::make_shared<HostReads>(reading_of(own));
-  const auto storage = hosts_storage(own, about, step.owners, step.keeper, fetching);
+  std::shared_ptr<Storage> there;
+  if (!choice.stands_there.empty()) there = run_.directory().at(choice.stands_there).shared();
+  const auto storage = hosts_storage(own, about, step, fetching, std::move(there));
   const StepUrl opened(step.save_id, storage);
   const bool is_far = std::ranges::any_of(hosts_.first_of, [](int first) { return first > 0; });
   if (is_far) {
@@ -224,6 +228,36 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const Load& give
   end();
 }
 
+// Every rank, after a load that has failed: whether another host, or the run's directory, has the
+// file that is damaged. If so, the host that was read sets it aside, and the step can be loaded
+// once more. `set_aside`: what was already.
+bool Tier::sets_aside(const Choice& choice, const Error& error,
+                      std::set<std::string>& set_aside) const {
+  if (error.code() != ErrorCode::kCorrupt && !is_unreadable(error)) return false;
+  const SaidStep& step = choice.step;
+  const std::string folder = HostFolder::folder_of(step.step, step.save_id);
+  const KeptStep about = KeptStep::decode(choice.record, folder);
+  const auto file = std::ranges::find(about.files, error.file(), &ReceiptFile::name);
+  if (file == about.files.end()) return false;
+  const std::vector<int>& holders =
+      step.holders.at(static_cast<size_t>(file - about.files.begin()));
+  if (holders.size() + (choice.stands_there.empty() ? 0 : 1) < 2 || holders.empty()) return false;
+  const int reader = hosts_.first_of.at(static_cast<size_t>(std::max(error.rank(), 0)));
+  const bool reads_own = std::ranges::find(holders, reader) != holders.end();
+  const int holder = reads_own ? reader : holders.front();
+  if (!set_aside.insert(fmt::format("{} {} {}", holder, step.save_id, file->name)).second) {
+    return false;
+  }
+  if (meeting_.rank() == holder) folder_.set_aside(folder, file->name);
+  if (meeting_.is_coordinator()) {
+    log(LogLevel::kWarning,
+        fmt::format("step {} is read once more: its file on the host of rank {} is damaged, and "
+                    "another one is read: {}",
+                    step.step, holder, error.what()));
+  }
+  return true;
+}
+
 void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
   run_.note_ordinal(hosts_.ordinal);
   drains_.note_earlier(loaded_there);
@@ -239,6 +273,7 @@ void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
     known_.clear();
     for (const SaidStep& each : choice.of_run) known_.push_back({each.step, each.save_id});
   }
+  if (options_.copies && choice.is_on_hosts()) copy(choice.step.step, choice.step.save_id);
   prune();
 }
 
@@ -272,7 +307,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
                                       const Load& given) {
   refuse_in_child();
   const std::unique_lock restoring(restoring_);
-  std::set<std::string> damaged;
+  std::set<std::string> damaged, set_aside;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
     if (!choice.is_on_hosts()) {
@@ -285,12 +320,14 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     try {
       load(choice, limit(), given);
     } catch (const Error& error) {
-      if (!is_about_files(error) || !(choice.stands_there || fallback)) throw;
-      damaged.insert(choice.step.save_id);
-      if (comm.is_coordinator()) {
-        log(LogLevel::kWarning,
-            fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
-                        choice.step.step, error.what()));
+      if (!sets_aside(choice, error, set_aside)) {
+        if (!is_about_files(error) || (choice.stands_there.empty() && !fallback)) throw;
+        damaged.insert(choice.step.save_id);
+        if (comm.is_coordinator()) {
+          log(LogLevel::kWarning,
+              fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
+                          choice.step.step, error.what()));
+        }
       }
       choice = agreed(comm, step, fallback, damaged, limit());
       continue;

@@ -134,7 +134,7 @@ std::optional<HeldStep> Tier::known(std::optional<uint64_t> step) {
   std::string save_id;
   {
     const std::lock_guard lock(mutex_);
-    for (const Known& each : known_) {
+    for (const StepId& each : known_) {
       if (each.step == step.value_or(each.step)) save_id = each.save_id;  // the last counts
     }
   }
@@ -210,7 +210,7 @@ void Tier::copy(uint64_t step, const std::string& save_id) {
 void Tier::drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
   drains_.add(step, save_id, std::move(ended));
   drains_in_.post([this] {
-    drains_.work(draining_);
+    drains_.work(draining_, is_first());
     prune_again();
   });
 }
@@ -237,7 +237,7 @@ void Tier::say_full(uint64_t step, const std::string& why) {
 // All ranks decide alike, sooner or later: copies and drains end at other times on each. The first
 // one of each host removes.
 void Tier::prune() {
-  std::vector<Known> gone;
+  std::vector<StepId> gone;
   {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i + options_.keep < known_.size();) {
@@ -249,7 +249,7 @@ void Tier::prune() {
       known_.erase(known_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  for (const Known& each : gone) {
+  for (const StepId& each : gone) {
     drains_.drop(each.save_id,
                  Error(ErrorCode::kIo,
                        fmt::format("step {} is removed from the hosts before it was copied to {}: "

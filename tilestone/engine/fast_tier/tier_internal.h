@@ -1,4 +1,8 @@
 // One rank's end of a fast tier: saving (tier.cc) and restoring (restoring.cc).
+//
+// A fast tier is each host's own directory, to which a run's steps are saved first. Copying them to
+// the run's directory (draining) follows in the background. A step on the hosts is whole once every
+// rank's files and on each host the step's index are durable; ARCHITECTURE.md names the files.
 #pragma once
 
 #include <unistd.h>
@@ -15,7 +19,6 @@
 #include <vector>
 
 #include "tilestone/engine/fast_tier/drains_internal.h"
-#include "tilestone/engine/fast_tier/fast_tier.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/fast_tier/met_hosts_internal.h"
 #include "tilestone/engine/run/worker_internal.h"
@@ -79,19 +82,13 @@ class Tier : public std::enable_shared_from_this<Tier> {
   const MetHosts& hosts() const { return hosts_; }
   const Communicator& meeting() const { return meeting_; }
   Worker& meets() { return meets_; }
-  const Drains& drains() const { return drains_; }
 
  private:
-  // A step on the hosts that this process knows.
-  struct Known {
-    uint64_t step = 0;
-    std::string save_id;
-  };
   // What rank 0 chooses for a restore.
   struct Choice {
     SaidStep step;                 // without a save id: the run's directory has the newest
     Bytes record;                  // its KeptStep
-    bool stands_there = false;     // the run's directory has it, too
+    std::string stands_there;      // its folder in the run's directory; "": that lacks it
     std::vector<SaidStep> of_run;  // whole steps of the run, oldest first
 
     bool is_on_hosts() const { return !step.save_id.empty(); }
@@ -118,6 +115,7 @@ class Tier : public std::enable_shared_from_this<Tier> {
   Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged, const Deadline& deadline);
   void load(const Choice& choice, const Deadline& deadline, const Load& given);
+  bool sets_aside(const Choice& choice, const Error& error, std::set<std::string>& set_aside) const;
   void keep_index(const std::string& folder, Storage& step, const KeptStep& about,
                   const Deadline& deadline) const;
   std::optional<uint64_t> load_there(const Communicator& comm, std::optional<uint64_t> step,
@@ -135,7 +133,7 @@ class Tier : public std::enable_shared_from_this<Tier> {
   std::vector<int> targets_;            // of copies, see copy_targets()
   std::shared_mutex restoring_;         // held by a restore, whose step must stay
   std::mutex mutex_;                    // guards known_, in_copy_ and marked_
-  std::vector<Known> known_;            // oldest first
+  std::vector<StepId> known_;           // on the hosts, oldest first
   std::multiset<std::string> in_copy_;  // whose files must stay
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // of copies
   std::string marked_;  // on rank 0: the run whose marker stands
