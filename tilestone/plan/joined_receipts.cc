@@ -1,12 +1,29 @@
+#include <fmt/format.h>
+
 #include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/error.h"
 #include "tilestone/plan/receipt.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
+namespace {
+
+void expect_same(const Receipt::Tensor& one, const Receipt::Tensor& other, int rank) {
+  if (one.dtype == other.dtype && one.global_shape == other.global_shape) return;
+  throw Error(ErrorCode::kMismatch,
+              fmt::format("{} reports parts of two tensors under one key: {} {} and {} {}",
+                          rank_text(rank), to_string(one.dtype), to_string(one.global_shape),
+                          to_string(other.dtype), to_string(other.global_shape)))
+      .with_key(one.key)
+      .with_rank(rank);
+}
+
+}  // namespace
 
 Receipt joined_receipts(Receipt first, Receipt second) {
   std::map<std::string, uint32_t> known;
@@ -15,7 +32,11 @@ Receipt joined_receipts(Receipt first, Receipt second) {
   for (Receipt::Tensor& tensor : second.tensors) {
     const auto [found, is_new] =
         known.try_emplace(tensor.key, static_cast<uint32_t>(first.tensors.size()));
-    if (is_new) first.tensors.push_back(std::move(tensor));
+    if (is_new) {
+      first.tensors.push_back(std::move(tensor));
+    } else {
+      expect_same(first.tensors[found->second], tensor, second.rank);
+    }
     numbers.push_back(found->second);
   }
   const auto files = static_cast<uint32_t>(first.files.size());

@@ -43,6 +43,17 @@ Error merge_error(const std::vector<Receipt>& receipts) {
   return error_of([&] { merge_receipts(receipts); });
 }
 
+TEST(JoinedReceipts, OfOneRankAgreeOnATensor) {
+  const Receipt first = receipt_of(0, 2);
+  Receipt second = receipt_of(0, 2);
+  EXPECT_EQ(joined_receipts(first, second).tensors.size(), 1u);
+  second.tensors[0].dtype = DType::kFloat64;
+  const Error error = error_of([&] { joined_receipts(first, second); });
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_THAT(error.what(), HasSubstr("two tensors under one key: float32 [4, 3] and float64"));
+}
+
 // ---- Merging ----
 
 TEST(MergeReceipts, MakesTheMetadataWhateverTheirOrder) {
