@@ -56,49 +56,52 @@ Saves& saves() {
   return **of_process;
 }
 
+// Waits until the saves are durable and their threads have ended.
+void wait_for_all(const std::vector<AsyncSave>& saves, Seconds time) {
+  without_gil([&](const Stop& stop) {
+    const Deadline deadline = Deadline::after(time).with_interrupt(stop);
+    for (const AsyncSave& save : saves) {
+      if (!save.durable().wait(deadline)) return;
+    }
+    while (!deadline.expired() &&
+           !std::all_of(saves.begin(), saves.end(), [](const auto& s) { return s.finished(); })) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+}
+
+std::vector<std::string> not_durable(const std::vector<AsyncSave>& saves) {
+  std::vector<std::string> ids;
+  for (const AsyncSave& save : saves) {
+    if (!save.durable().done()) ids.push_back(save.save_id());
+  }
+  return ids;
+}
+
 // Waits for all saves, at most `seconds`; then abandons those that have not ended. Logs the
 // failures of which the program does not know. Returns the ids of those that are stuck: their
 // threads are left behind.
 std::vector<std::string> end_saves(double seconds) {
   const std::vector<AsyncSave> open = saves().all();
-  const auto wait = [&](Seconds time) {
-    without_gil([&](const Stop& stop) {
-      const Deadline deadline = Deadline::after(time).with_interrupt(stop);
-      for (const AsyncSave& save : open) {
-        if (!save.durable().wait(deadline)) return;
-      }
-      while (!deadline.expired() &&
-             !std::all_of(open.begin(), open.end(), [](const auto& s) { return s.finished(); })) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    });
-  };
-  const auto left = [&] {
-    std::vector<std::string> ids;
-    for (const AsyncSave& save : open) {
-      if (!save.durable().done()) ids.push_back(save.save_id());
-    }
-    return ids;
-  };
   try {
     without_gil([&] {
       for (const AsyncSave& save : open) engine::OfAsyncSave::seal(save);
     });
-    wait(Seconds(seconds));
+    wait_for_all(open, Seconds(seconds));
   } catch (...) {
     for (const AsyncSave& save : open) save.abandon();
     throw;
   }
-  if (!left().empty()) {
+  if (!not_durable(open).empty()) {
     for (const AsyncSave& save : open) {
       engine::OfAsyncSave::of(save).abandon("was abandoned, because its program has ended");
     }
-    wait(kEndTime);
+    wait_for_all(open, kEndTime);
   }
   without_gil([&] {
     for (const AsyncSave& save : open) engine::OfAsyncSave::of(save).log_failure();
   });
-  return left();
+  return not_durable(open);
 }
 
 // `watched`: None, or an object with the methods watch(), delay_program(), started() and changed(),
@@ -168,53 +171,59 @@ AsyncSave* async_save(nb::handle session, const MakesSave& prepare, const nb::by
   return new AsyncSave(*std::move(save));
 }
 
-SaveResult result_of(const AsyncSave& save, double seconds) {
-  const auto length = save.durable().done() ? WithoutGil::kShort : WithoutGil::kLong;
-  return without_gil(
-      [&](const Stop& stop) {
-        engine::OfAsyncSave::seal(save);
-        return save.result(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
-      },
-      length);
+// A step of which this thread only looks at the outcome needs no thread for the call.
+WithoutGil::Length length_of(const Pending& step) {
+  return step.done() ? WithoutGil::kShort : WithoutGil::kLong;
 }
 
-void wait_staged(const AsyncSave& save, double seconds) {
-  const auto length = save.staged().done() ? WithoutGil::kShort : WithoutGil::kLong;
-  without_gil(
-      [&](const Stop& stop) {
-        engine::OfAsyncSave::seal(save);
-        save.staged().get(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
-      },
-      length);
-}
-
-std::function<void()> callback_of(const Told& callback) {
-  return [kept = keep_alive(callback)] {
-    with_gil("a callback of a save", [&] { kept_object(kept)(); });
-  };
+void bind_pending(nb::module_& m) {
+  nb::class_<Pending>(m, "Pending", "A step of a save that ends on another thread.")
+      .def("done", &Pending::done)
+      .def(
+          "result",
+          [](const Pending& self, double seconds) {
+            without_gil(
+                [&](const Stop& stop) {
+                  self.get(end_after(seconds).with_interrupt(stop), seconds);
+                },
+                length_of(self));
+          },
+          "seconds"_a)
+      .def(
+          "on_done",
+          [](const Pending& self, const Told& callback) {
+            self.on_done([kept = keep_alive(callback)] {
+              with_gil("a callback of a save", [&] { kept_object(kept)(); });
+            });
+          },
+          "callback"_a);
 }
 
 }  // namespace
 
 void bind_async(nb::module_& m) {
+  bind_pending(m);
   nb::class_<AsyncSave>(m, "AsyncSave", "A save that goes on in the background.")
       .def_prop_ro("save_id", &AsyncSave::save_id)
       .def_prop_ro("bytes", &AsyncSave::bytes)
       .def_prop_ro("skipped", &AsyncSave::skipped)
-      .def("is_staged", [](const AsyncSave& save) { return save.staged().done(); })
-      .def("is_durable", [](const AsyncSave& save) { return save.durable().done(); })
-      .def("wait_staged", &wait_staged, "seconds"_a)
-      .def("result", &result_of, "seconds"_a)
+      .def_prop_ro("staged", &AsyncSave::staged)
+      .def_prop_ro("durable", &AsyncSave::durable)
       .def(
-          "on_staged",
-          [](const AsyncSave& save, const Told& told) { save.staged().on_done(callback_of(told)); },
-          "callback"_a)
-      .def(
-          "on_durable",
-          [](const AsyncSave& save, const Told& told) {
-            save.durable().on_done(callback_of(told));
+          "seal",
+          [](const AsyncSave& save) {
+            without_gil([&] { engine::OfAsyncSave::seal(save); }, length_of(save.staged()));
           },
-          "callback"_a)
+          "Ends lazy staging.")
+      .def(
+          "result", [](const AsyncSave& save) { return save.result(0); },
+          "Once it is durable: what the save did.")
+      .def(
+          "expect_other_thread",
+          [](const AsyncSave& save) {
+            engine::OfAsyncSave::of(save).durable_state().expect_other_thread();
+          },
+          "Raises InvalidArgumentError in a callback of the save, which must not wait for it.")
       .def("abandon", &AsyncSave::abandon);
   m.def("async_save", &async_save, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
         "watched"_a.none(), "bare"_a.none());

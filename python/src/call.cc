@@ -181,9 +181,10 @@ class PythonCall {
   void start(const CallWork& work) {
     const BlockedSignals blocked;
     try {
-      engine_ = std::make_unique<std::thread>([this, &work] {
+      const void* step = CallScope::current().step;  // a callback's call works for that too
+      engine_ = std::make_unique<std::thread>([this, &work, step] {
         try {
-          const CallScope scope(this);
+          const CallScope scope({this, step});
           work(interrupt_);
         } catch (...) {
           failure_ = std::current_exception();
@@ -374,7 +375,7 @@ void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
 
 void run_in_python(const std::function<void()>& work) {
   if (Py_IsInitialized() != 0 && holds_gil()) return work();
-  if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->ask(work);
+  if (auto* call = static_cast<PythonCall*>(CallScope::current().call)) return call->ask(work);
   run_in_python_here(work);
 }
 
@@ -385,7 +386,7 @@ void run_in_python_here(const std::function<void()>& work) {
 }
 
 std::function<bool()> ends_early() {
-  auto* call = static_cast<PythonCall*>(CallScope::current());
+  auto* call = static_cast<PythonCall*>(CallScope::current().call);
   if (call == nullptr) return [] { return false; };
   return [interrupt = call->interrupt()] { return interrupt->requested(); };
 }

@@ -1,5 +1,6 @@
 // A checkpoint opened for reading.
 #include "python/src/bindings.h"
+#include "python/src/report.h"
 #include "python/src/writable.h"
 #include "tilestone/engine/checkpoint/verify_hashes_internal.h"
 #include "tilestone/engine/commit/removal.h"
@@ -11,55 +12,18 @@ namespace {
 using nb::literals::operator""_a;
 
 void bind_reports(nb::module_& m) {
-  nb::class_<Damage>(m, "Damage", "A damaged part of a checkpoint.")
-      .def_ro("file", &Damage::file)
-      .def_ro("offset", &Damage::offset, "Offset in the file, in bytes.")
-      .def_ro("size", &Damage::size, "Bytes of the range that contains the damage.")
-      .def_ro("key", &Damage::key, "The item's key; empty for bytes outside items.")
-      .def_ro("problem", &Damage::problem)
-      .def_ro("unsafe", &Damage::unsafe, "Looks like an attack, not like damage.")
-      .def_ro("copy", &Damage::copy,
-              "Whether it is in a copy; the shard's own item is in another file.")
-      .def_ro("intact_in", &Damage::intact_in,
-              "A file that holds the same elements intact, from which loads read them; empty if "
-              "there is none.")
-      .def("__repr__",
-           [](nb::handle self) { return shown(self, {"file", "offset", "key", "problem"}); });
-  nb::class_<ShortFile>(m, "ShortFile", "A data file that is shorter than it should be.")
-      .def_ro("file", &ShortFile::file, "Its name, relative to the checkpoint.")
-      .def_ro("size", &ShortFile::size, "Its size in bytes.")
-      .def_ro("expected", &ShortFile::expected,
-              "The bytes that its save has written, or else that its items need.")
-      .def_ro("keys", &ShortFile::keys, "Number of keys with items that reach beyond its end.")
-      .def_prop_ro(
-          "first_key", [](const ShortFile& file) { return python_text(file.first_key); },
-          "One of these keys.")
-      .def("__repr__",
-           [](nb::handle self) { return shown(self, {"file", "size", "expected", "keys"}); });
-  nb::class_<VerifyReport>(m, "VerifyReport", "What verify checked and found.")
-      .def_ro("files", &VerifyReport::files)
-      .def_ro("items", &VerifyReport::items)
-      .def_ro("bytes", &VerifyReport::bytes, "Number of bytes that were checked.")
-      .def_ro("items_without_checksum", &VerifyReport::items_without_checksum,
-              "Number of items whose writer recorded no checksum.")
-      .def_ro("damages", &VerifyReport::damages,
-              "In the order of files and offsets; empty if nothing is damaged.")
-      .def_ro("short_files", &VerifyReport::short_files,
-              "The truncated files, by name. Each of their items is one of the damages too.")
-      .def_ro("notes", &VerifyReport::notes,
-              "What the files hold that the checkpoint does not have, or leaves open.")
-      .def_ro("seconds", &VerifyReport::seconds)
-      .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.")
-      .def("__repr__", [](nb::handle self) {
-        return shown(self, {"ok", "files", "items", "bytes", "damages"});
-      });
+  bind_report<Damage>(m, "Damage", "A damaged part of a checkpoint.",
+                      {"file", "offset", "key", "problem"});
+  bind_report<ShortFile>(m, "ShortFile", "A data file that is shorter than it should be.",
+                         {"file", "size", "expected", "keys"});
+  bind_report<VerifyReport>(m, "VerifyReport", "What verify checked and found.",
+                            {"ok", "files", "items", "bytes", "damages"})
+      .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.");
 }
 
 void bind_repair(nb::module_& m) {
-  nb::class_<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.")
-      .def_ro("mended", &RepairReport::mended, "The damages that were repaired, as found before.")
-      .def_ro("now", &RepairReport::now, "What verify finds after the repair.")
-      .def("__repr__", [](nb::handle self) { return shown(self, {"mended", "now"}); });
+  bind_report<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.",
+                            {"mended", "now"});
   m.def(
       "repair",
       [](const nb::bytes& path, OpenOptions options, nb::handle progress) {
@@ -74,13 +38,8 @@ void bind_repair(nb::module_& m) {
 }
 
 void bind_leftovers(nb::module_& m) {
-  nb::class_<Leftover>(m, "Leftover", "A file that the checkpoint at its location does not need.")
-      .def_ro("name", &Leftover::name, "Its name, relative to the location.")
-      .def_ro("size", &Leftover::size, "Its size in bytes.")
-      .def_ro("what", &Leftover::what)
-      .def_ro("why", &Leftover::why, "Why it is not needed.")
-      .def("__repr__",
-           [](nb::handle self) { return shown(self, {"name", "size", "what", "why"}); });
+  bind_report<Leftover>(m, "Leftover", "A file that the checkpoint at its location does not need.",
+                        {"name", "size", "what", "why"});
   m.def(
       "leftovers",
       [](const nb::bytes& path, bool remove, bool force, bool follow_links) {
@@ -119,12 +78,7 @@ void bind_hashes(nb::module_& m) {
 }
 
 void bind_removal(nb::module_& m) {
-  nb::class_<Removal>(m, "Removal", "What remove_keys has removed.")
-      .def_ro("keys", &Removal::keys, "Keys of tensors and unique keys of objects, sorted.")
-      .def_ro("files", &Removal::files, "Data files that were removed because nothing was left.")
-      .def_ro("bytes", &Removal::bytes, "Bytes of these files.")
-      .def_ro("by_other", &Removal::by_other,
-              "Whether another caller removed the keys while this one waited.");
+  bind_report<Removal>(m, "Removal", "What remove_keys has removed.", {"keys", "files", "bytes"});
   m.def(
       "remove_keys",
       [](const nb::bytes& path, const std::string& prefix, double seconds) {

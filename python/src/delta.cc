@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "python/src/report.h"
 #include "python/src/requests.h"
 #include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/live_internal.h"
@@ -29,26 +30,6 @@ DeltaOptions delta_options(const OpenOptions& given, nb::handle progress) {
   options.resources = given.resources;
   options.progress = to_progress(progress);
   return options;
-}
-
-void bind_report(nb::module_& m) {
-  nb::class_<DeltaReport>(m, "DeltaReport", "What a delta holds.")
-      .def_ro("base", &DeltaReport::base,
-              "The id of the version that it changes: 64 hex digits, made of keys, dtypes, "
-              "shapes and CRC-32s.")
-      .def_ro("result", &DeltaReport::result, "The id of the version that it leads to.")
-      .def_ro("unchanged", &DeltaReport::unchanged, "Number of tensors.")
-      .def_ro("changed", &DeltaReport::changed)
-      .def_ro("added", &DeltaReport::added, "With those whose dtype or shape has changed.")
-      .def_ro("removed", &DeltaReport::removed)
-      .def_ro("left_out", &DeltaReport::left_out,
-              "Number of objects of the new version, which are not in the delta.")
-      .def_ro("bytes", &DeltaReport::bytes, "Of the delta's files.")
-      .def_ro("whole_bytes", &DeltaReport::whole_bytes, "Of the new version's tensors.")
-      .def_ro("seconds", &DeltaReport::seconds)
-      .def("__repr__", [](nb::handle self) {
-        return shown(self, {"changed", "unchanged", "added", "removed", "bytes", "whole_bytes"});
-      });
 }
 
 // As a rank of the communicator: `work` gets the call, with a deadline that Python's signals end.
@@ -142,7 +123,8 @@ void bind_live(nb::module_& m) {
 }  // namespace
 
 void bind_delta(nb::module_& m) {
-  bind_report(m);
+  bind_report<DeltaReport>(m, "DeltaReport", "What a delta holds.",
+                           {"changed", "unchanged", "added", "removed", "bytes", "whole_bytes"});
   bind_live(m);
   m.def(
       "make_delta",

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "python/src/report.h"
 #include "python/src/requests.h"
 #include "python/src/writable.h"
 #include "tilestone/engine/load/load_internal.h"
@@ -22,12 +23,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-
-nb::typed<nb::dict, nb::str, nb::float_> dict_of(const std::vector<StepTime>& timings) {
-  nb::dict made;
-  for (const StepTime& step : timings) made[nb::str(step.step.c_str())] = step.seconds;
-  return nb::borrow<nb::typed<nb::dict, nb::str, nb::float_>>(made);
-}
 
 // Attributes by key and name, from plain Python objects that _options.by_key() has checked.
 std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
@@ -77,6 +72,12 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
 }
 
 }  // namespace
+
+Timings dict_of(const std::vector<StepTime>& timings) {
+  nb::dict made;
+  for (const StepTime& step : timings) made[nb::str(step.step.c_str())] = step.seconds;
+  return nb::borrow<Timings>(made);
+}
 
 Deadline end_after(double seconds) {
   return Deadline::after(std::chrono::duration<double>(seconds));
@@ -193,31 +194,43 @@ std::optional<Error> give(const nb::callable& take, const BridgedLoad& asked,
   }
 }
 
+engine::MadeLoad load_of(const std::variant<BridgedLoad, Error>& made) {
+  if (const auto* failed = std::get_if<Error>(&made)) return *failed;
+  const auto& asked = std::get<BridgedLoad>(made);
+  return engine::LoadView{asked.wanted ? &*asked.wanted : nullptr, &asked.location, &asked.options,
+                          asked.preparing, asked.optimizer ? &*asked.optimizer : nullptr};
+}
+
+// Runs a part of a load, which ends if the part fails.
+template <typename Work>
+void run_part(std::optional<engine::LoadByRounds>& load,
+              const std::shared_ptr<Interrupt>& interrupt, const Work& work) {
+  call_library(
+      [&](const Stop&) {
+        try {
+          work();
+        } catch (...) {
+          load.reset();
+          rethrow_cause();
+        }
+      },
+      interrupt);
+}
+
 // `prepare` returns a request; an exception of it is this rank's first message to the others.
 // `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
 // that were not loaded. An exception of it is this rank's failure of the last round. Returns the
 // bytes that this rank has loaded, and its timings.
-std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
-    const nb::callable& prepare, const nb::callable& take, const nb::bytes& path, nb::handle comm,
-    double seconds) {
+std::pair<uint64_t, Timings> load_state(const nb::callable& prepare, const nb::callable& take,
+                                        const nb::bytes& path, nb::handle comm, double seconds) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
   const std::string location = Location(path_of(path)).identity_or_empty();
   const auto made = made_load(prepare);
   const Error* const failed = std::get_if<Error>(&made);
-  const auto* const asked = std::get_if<BridgedLoad>(&made);
-  engine::MadeLoad request;
-  if (failed != nullptr) {
-    request = *failed;
-  } else {
-    const StateDict* const wanted = asked->wanted ? &*asked->wanted : nullptr;
-    const auto& optimizer = asked->optimizer;
-    request = engine::LoadView{wanted, &asked->location, &asked->options, asked->preparing,
-                               optimizer ? &*optimizer : nullptr};
-  }
-  // Both calls share one interrupt.
-  const auto interrupt = std::make_shared<Interrupt>();
+  const engine::MadeLoad request = load_of(made);
+  const auto interrupt = std::make_shared<Interrupt>();  // of both parts
   const Deadline end = until(deadline, failed).with_interrupt(interrupt);
   std::vector<StepTime> timings;
   uint64_t bytes = 0;
@@ -225,41 +238,27 @@ std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
     std::optional<engine::LoadByRounds> load;
     std::optional<engine::LoadResult> loaded;
     try {
-      call_library(
-          [&](const Stop&) {
-            try {
-              try {
-                load.emplace(communicator, location, end);
-              } catch (...) {
-                if (failed != nullptr) throw *failed;
-                throw;
-              }
-              loaded = load->read(request, false);
-            } catch (...) {
-              load.reset();
-              rethrow_cause();
-            }
-          },
-          interrupt);
+      run_part(load, interrupt, [&] {
+        try {
+          load.emplace(communicator, location, end);
+        } catch (...) {
+          if (failed != nullptr) throw *failed;
+          throw;
+        }
+        loaded = load->read(request, false);
+      });
     } catch (...) {
       if (load) without_gil([&] { load.reset(); });  // Python raised after the load had read
       throw;
     }
-    const std::optional<Error> untaken = give(take, *asked, *loaded);
+    const std::optional<Error> untaken = give(take, std::get<BridgedLoad>(made), *loaded);
     if (untaken && ends_the_program(*untaken)) interrupt->request(untaken->cause());
-    call_library(
-        [&](const Stop&) {
-          try {
-            load->finish(untaken);
-            timings = load->timings();
-            bytes = loaded->report.bytes_loaded;
-            load.reset();
-          } catch (...) {
-            load.reset();
-            rethrow_cause();
-          }
-        },
-        interrupt);
+    run_part(load, interrupt, [&] {
+      load->finish(untaken);
+      timings = load->timings();
+      bytes = loaded->report.bytes_loaded;
+      load.reset();
+    });
   });
   return {bytes, dict_of(timings)};
 }
@@ -278,60 +277,39 @@ ProgressFn to_progress(nb::handle callback) {
   };
 }
 
-// A SaveResult as it is pickled: ranks send theirs to one another.
-using StateOfResult = std::tuple<std::string, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
-                                 bool, bool, std::vector<std::pair<std::string, double>>>;
+// A SaveResult is pickled as the list of its fields: ranks send theirs to one another.
+using Fields = nb::typed<nb::list, nb::object>;
 
-StateOfResult state_of(const SaveResult& result) {
-  std::vector<std::pair<std::string, double>> timings;
-  for (const StepTime& step : result.timings) timings.emplace_back(step.step, step.seconds);
-  return {result.save_id,        result.bytes_written, result.items_written,
-          result.copies,         result.copy_bytes,    result.bytes_shared,
-          result.common_differs, result.published,     std::move(timings)};
+Fields fields_of(nb::handle result) {
+  nb::list fields;
+  ReportFields<SaveResult>::each(
+      [&](const char* name, auto, const char*) { fields.append(result.attr(name)); });
+  return nb::borrow<Fields>(fields);
 }
 
-SaveResult result_of(const StateOfResult& state) {
+SaveResult result_of(const Fields& fields) {
   SaveResult result;
-  std::vector<std::pair<std::string, double>> timings;
-  std::tie(result.save_id, result.bytes_written, result.items_written, result.copies,
-           result.copy_bytes, result.bytes_shared, result.common_differs, result.published,
-           timings) = state;
-  for (const auto& [step, seconds] : timings) result.timings.push_back({step, seconds});
+  size_t at = 0;
+  ReportFields<SaveResult>::each([&](const char*, auto member, const char*) {
+    const nb::object value = fields[at++];
+    using Field = std::remove_cvref_t<decltype(result.*member)>;
+    if constexpr (std::is_same_v<Field, std::vector<StepTime>>) {
+      for (const auto [step, seconds] : nb::cast<nb::dict>(value)) {
+        result.timings.push_back({nb::cast<std::string>(step), nb::cast<double>(seconds)});
+      }
+    } else {
+      result.*member = nb::cast<Field>(value);
+    }
+  });
   return result;
 }
 
 void bind_engine(nb::module_& m) {
-  nb::class_<SaveResult>(m, "SaveResult", "What a save did.")
-      .def_ro("save_id", &SaveResult::save_id, "The unique name of this attempt.")
-      .def_ro("bytes_written", &SaveResult::bytes_written, "Bytes that this rank wrote.")
-      .def_ro("items_written", &SaveResult::items_written, "Items that this rank wrote.")
-      .def_ro("copies", &SaveResult::copies,
-              "How many copies this rank wrote of shards that other ranks write (`copies`).")
-      .def_ro("copy_bytes", &SaveResult::copy_bytes,
-              "Bytes of the copies' elements; bytes_written includes them.")
-      .def_ro("bytes_shared", &SaveResult::bytes_shared,
-              "Bytes of this rank's items that are in files of an earlier checkpoint (`reuse`); "
-              "bytes_written doesn't include them.")
-      .def_ro("common_differs", &SaveResult::common_differs,
-              "Whether the ranks' common states were compared and differ.")
-      .def_ro("published", &SaveResult::published,
-              "Whether the checkpoint exists. False only for a save by files with wait=False to "
-              "which other ranks have not written yet.")
-      .def_prop_ro(
-          "timings", [](const SaveResult& result) { return dict_of(result.timings); },
-          "Seconds that each step took on this rank, with the waiting for other ranks, in the "
-          "order "
-          "of the steps: \"preparing\" (the state dict), \"planning\", \"staging\" (if it was "
-          "taken), "
-          "\"writing\", \"reporting\" and \"publishing\".")
-      .def("__repr__",
-           [](nb::handle self) {
-             return shown(self,
-                          {"save_id", "bytes_written", "items_written", "timings", "published"});
-           })
-      .def("__getstate__", &state_of)
-      .def("__setstate__", [](SaveResult& result, const StateOfResult& state) {
-        new (&result) SaveResult(result_of(state));
+  bind_report<SaveResult>(m, "SaveResult", "What a save did.",
+                          {"save_id", "bytes_written", "items_written", "timings", "published"})
+      .def("__getstate__", &fields_of)
+      .def("__setstate__", [](SaveResult& result, const Fields& fields) {
+        new (&result) SaveResult(result_of(fields));
       });
   nb::class_<engine::SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),

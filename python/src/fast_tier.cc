@@ -18,31 +18,6 @@ using engine::FastOptions;
 using engine::Tier;
 using nb::literals::operator""_a;
 
-void bind_pending(nb::module_& m) {
-  nb::class_<Pending>(m, "Pending", "A step of a save that ends on another thread.")
-      .def("done", &Pending::done)
-      .def(
-          "result",
-          [](const Pending& self, double seconds) {
-            const auto length = self.done() ? WithoutGil::kShort : WithoutGil::kLong;
-            without_gil(
-                [&](const Stop& stop) {
-                  self.get(end_after(seconds).with_interrupt(stop), seconds);
-                },
-                length);
-          },
-          "seconds"_a)
-      .def(
-          "on_done",
-          [](const Pending& self, const nb::callable& callback) {
-            self.on_done([kept = keep_alive(callback)] {
-              with_gil("a callback of a save", [&] { kept_object(kept)(); });
-            });
-          },
-          "callback"_a,
-          nb::sig("def on_done(self, callback: collections.abc.Callable[[], object]) -> None"));
-}
-
 std::shared_ptr<Tier> fast_tier(ManagedRun& run, const nb::bytes& path, uint64_t keep,
                                 uint64_t drain_every,
                                 std::optional<uint64_t> drain_bytes_per_second, bool reuse,
@@ -78,7 +53,6 @@ nb::str path_on_host(Tier& self, nb::handle comm, uint64_t step, double seconds)
 }  // namespace
 
 void bind_fast_tier(nb::module_& m) {
-  bind_pending(m);
   nb::class_<Tier>(m, "FastTier", "The fast tier of a CheckpointManager.")
       .def(nb::new_(&fast_tier), "run"_a, "path"_a, "keep"_a, "drain_every"_a,
            "drain_bytes_per_second"_a.none(), "reuse"_a, "copies"_a, "domains"_a,

@@ -1,6 +1,4 @@
 // A run's directory and what CheckpointManager needs of the engine.
-#include <nanobind/stl/map.h>
-
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "python/src/report.h"
 #include "python/src/requests.h"
 
 namespace tilestone::python {
@@ -17,29 +16,8 @@ namespace {
 
 using nb::literals::operator""_a;
 void bind_step_info(nb::module_& m) {
-  const auto text = [](std::string StepInfo::* field) {
-    return [field](const StepInfo& info) { return python_text(info.*field); };
-  };
-  nb::class_<StepInfo>(m, "StepInfo", "What the folder of a run's step holds.")
-      .def_ro("step", &StepInfo::step)
-      .def_prop_ro("name", text(&StepInfo::name), "The folder's name in the run's directory.")
-      .def_prop_ro(
-          "state", [](const StepInfo& info) { return std::string(to_string(info.state)); },
-          "\"durable\": a complete checkpoint. \"unfinished\": it is being saved, or its save "
-          "ended "
-          "early. \"damaged\": a checkpoint that can't be read, or whose files are missing or cut. "
-          "\"foreign\": a checkpoint that Tilestone can't read.")
-      .def_prop_ro("problem", text(&StepInfo::problem), "Why it is not durable; empty if it is.")
-      .def_ro("is_saved_to", &StepInfo::is_saved_to,
-              "Whether a save, a repair or a removal is under way there.")
-      .def_ro("is_link", &StepInfo::is_link,
-              "Whether the folder is a symbolic link. Such a step is never removed.")
-      .def_ro("format", &StepInfo::format)
-      .def_ro("dialect", &StepInfo::dialect)
-      .def_prop_ro("writer", text(&StepInfo::writer), "The program that saved it.")
-      .def_ro("bytes", &StepInfo::bytes, "Bytes of all its files.")
-      .def_ro("time", &StepInfo::time, "When it was saved, in seconds since 1970; None: not known.")
-      .def_ro("metrics", &StepInfo::metrics, "The metrics that were given when it was saved.")
+  bind_report<StepInfo>(m, "StepInfo", "What the folder of a run's step holds.",
+                        {"step", "name", "state"})
       .def_prop_ro(
           "line", [](const StepInfo& info) { return python_text(run_name(info.lineage)); },
           "The id of the run that saved it; \"older\": it has none.")
@@ -52,8 +30,7 @@ void bind_step_info(nb::module_& m) {
             if (!info.lineage.parent) return std::nullopt;
             return info.lineage.parent->step;
           },
-          "The step that it continues; None: it begins a line, or that is not known.")
-      .def("__repr__", [](nb::handle self) { return shown(self, {"step", "name", "state"}); });
+          "The step that it continues; None: it begins a line, or that is not known.");
 }
 
 ManagedRun managed_run(const nb::bytes& path, uint64_t every, const std::optional<Keep>& keep,

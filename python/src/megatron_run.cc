@@ -42,6 +42,13 @@ void bind_megatron_run(nb::module_& m) {
         return {found.iteration, found.release};
       },
       "run"_a, "name"_a, "(iteration, whether it is the release checkpoint).");
+  m.def(
+      "expect_megatron_run",
+      [](const nb::bytes& run) {
+        const Location location(path_of(run));
+        without_gil([&] { engine::expect_run(location); });
+      },
+      "run"_a, "Refuses the folder of a checkpoint.");
   m.def("choose_megatron_step", &choose_run, "load"_a.none(), "non_persistent"_a.none(),
         "pretrained"_a.none(), "iteration"_a.none(),
         "(iteration, whether it is the release checkpoint, the place); None: no checkpoint.");

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "python/src/reports.h"
+#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/safetensors/safetensors.h"
@@ -27,6 +29,7 @@ constexpr bool is_set_elsewhere() {
   return std::is_same_v<Field, Communicator> || std::is_same_v<Field, ProgressFn> ||
          std::is_same_v<Field, std::shared_ptr<const Interrupt>> ||
          std::is_same_v<Field, LoadReport*> || std::is_same_v<Field, std::vector<Path>> ||
+         std::is_same_v<Field, std::vector<RenameRule>> ||
          std::is_same_v<Field, std::map<std::string, Attributes>>;
 }
 
@@ -94,12 +97,27 @@ void bind_field(nb::class_<Options>& bound, const char* name,
       nb::arg().none());
 }
 
-// Python makes one with defaults and sets its fields.
+// A dtype by its name; "" is none.
 template <typename Options>
+void bind_field(nb::class_<Options>& bound, const char* name,
+                std::optional<DType> Options::* field) {
+  bound.def_prop_rw(
+      name,
+      [=](const Options& given) {
+        const auto& dtype = given.*field;
+        return dtype ? std::string(to_string(*dtype)) : std::string();
+      },
+      [=](Options& given, const std::string& word) {
+        given.*field = word.empty() ? std::nullopt : std::optional(dtype_named(word));
+      });
+}
+
+// Python makes one with defaults and sets its fields.
+template <typename Options, typename Fields = FieldsOf<Options>>
 nb::class_<Options> bind_struct(nb::module_& m, const char* name) {
   nb::class_<Options> bound(m, name);
   bound.def(nb::init<>());
-  FieldsOf<Options>::each([&](const char* field_name, auto field, auto) {
+  Fields::each([&](const char* field_name, auto field, auto) {
     using Field = std::remove_cvref_t<decltype(std::declval<Options>().*field)>;
     if constexpr (!is_set_elsewhere<Field>()) bind_field(bound, field_name, field);
   });
@@ -136,6 +154,10 @@ void bind_options(nb::module_& m) {
   bind_struct<LoadOptions>(m, "LoadOptions");
   bind_struct<OpenOptions>(m, "OpenOptions");
   bind_struct<AsyncOptions>(m, "AsyncOptions");
+  bind_struct<ConvertOptions, ReportFields<ConvertOptions>>(m, "ConvertOptions");
+  m.def(
+      "check_options", [](const SaveOptions& options) { engine::check_options(options); },
+      "options"_a, "Raises what a save with them raises.");
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
 }
 

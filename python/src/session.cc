@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "python/src/bindings.h"
+#include "python/src/report.h"
 #include "python/src/requests.h"
 #include "tilestone/engine/session_internal.h"
 
@@ -59,19 +60,8 @@ Session* session_of(nb::handle object) {
 }
 
 void bind_session(nb::module_& m) {
-  nb::class_<SessionStats>(m, "SessionStats", "A session's counters, on this rank.")
-      .def_ro("saves", &SessionStats::saves, "Number of saves that were planned.")
-      .def_ro("plans_exchanged", &SessionStats::plans_exchanged,
-              "Number of saves for which the ranks sent their plans to rank 0.")
-      .def_ro(
-          "plans_from_cache", &SessionStats::plans_from_cache,
-          "Number of saves that used the plan of an earlier save. Saves that are counted neither "
-          "here nor in plans_exchanged were planned by this rank, by files.")
-      .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent,
-              "Bytes of the plans that this rank sent.")
-      .def("__repr__", [](nb::handle self) {
-        return shown(self, {"saves", "plans_exchanged", "plans_from_cache", "plan_bytes_sent"});
-      });
+  bind_report<SessionStats>(m, "SessionStats", "A session's counters, on this rank.",
+                            {"saves", "plans_exchanged", "plans_from_cache", "plan_bytes_sent"});
   nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
       .def(nb::new_(&made_session), "comm"_a.none(), "seconds"_a, "check"_a)
       .def(nb::new_([](nb::handle comm) { return engine::OfSession::of(to_communicator(comm)); }),

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "python/src/bindings.h"
@@ -18,8 +17,8 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// A save between its steps. A thread that begins a step says so first, with the GIL held, so two
-// threads are never in one.
+// A save between its steps, which are taken once, in their order, by one thread at a time.
+// give_up() may come from another one.
 class StepwiseSave {
  public:
   StepwiseSave(int rank, int ranks, Location location)
@@ -39,29 +38,23 @@ class StepwiseSave {
     return deadline.with_interrupt(interrupt_);
   }
   void begin(const std::function<std::unique_ptr<engine::SaveInSteps>()>& plan) {
-    run(kStageOrWrite, [&] { save_ = plan(); });
+    run([&] { save_ = plan(); });
     save_id_ = save_->share().save_id;
-    items_ = save_->items();
-    bytes_ = save_->bytes();
   }
 
   void stage() {
-    check_next("stage");
-    run("write", [&] { save_->stage(nullptr); });
+    take([&] { save_->stage(nullptr); });
   }
   void write() {
-    check_next("write");
-    run("report", [&] { save_->write(); });
+    take([&] { save_->write(); });
   }
   void report() {
-    check_next("report");
-    run("publish", [&] { save_->report(); });
+    take([&] { save_->report(); });
   }
   SaveResult publish() {
-    check_next("publish");
     std::optional<SaveResult> result;
     try {
-      run("", [&] {
+      take([&] {
         result = save_->publish();
         save_.reset();
       });
@@ -76,7 +69,6 @@ class StepwiseSave {
   // parent continues the save.
   void give_up() {
     if (in_step_) return;
-    next_ = "";
     std::unique_ptr<engine::SaveInSteps> left = std::move(save_);
     if (left == nullptr) return;
     if (::getpid() != process_) {
@@ -87,33 +79,17 @@ class StepwiseSave {
   }
 
   const std::string& save_id() const { return save_id_; }
-  uint64_t items() const { return items_; }
-  uint64_t bytes() const { return bytes_; }
-  std::string next() const { return std::string(next_); }
+  bool is_over() const { return save_ == nullptr; }
 
  private:
-  static constexpr std::string_view kStageOrWrite = "stage or write";
-
-  void check_next(const std::string& name) const {
-    if (::getpid() != process_) {
-      throw Error(ErrorCode::kUnsupported,
-                  name + "() was called in a forked child of the process that began the save");
-    }
-    if (in_step_) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  name + "() was called while another thread is in a step of this save");
-    }
-    if (next_ == name || (next_ == kStageOrWrite && (name == "stage" || name == "write"))) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                name + "() was called, but " +
-                    (next_.empty() ? "the save is over" : "the next step is " + std::string(next_)))
-        .with_hint("the steps of a save are stage (optional), write, report and publish");
+  void take(const std::function<void()>& step) {
+    if (is_over()) throw Error(ErrorCode::kInvalidArgument, "the save is over");
+    run(step);
   }
 
   // A step that fails ends the save. So does a step that succeeds but during which Python raised.
-  void run(std::string_view after, const std::function<void()>& step) {
+  void run(const std::function<void()>& step) {
     in_step_ = true;
-    next_ = "";
     try {
       call_library(
           [&](const auto&) {
@@ -133,7 +109,6 @@ class StepwiseSave {
       as_rank(rank_, ranks_, [] { throw; });
     }
     in_step_ = false;
-    next_ = after;
   }
 
   const pid_t process_ = ::getpid();
@@ -141,11 +116,8 @@ class StepwiseSave {
   const Location location_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
   std::unique_ptr<engine::SaveInSteps> save_;  // null: not begun, or over
-  std::string_view next_;
   bool in_step_ = false;
   std::string save_id_;
-  uint64_t items_ = 0;
-  uint64_t bytes_ = 0;
 };
 
 StepwiseSave* begin_save(const MakesSave& prepare, const nb::bytes& path, nb::handle comm,
@@ -170,9 +142,7 @@ StepwiseSave* begin_save(const MakesSave& prepare, const nb::bytes& path, nb::ha
 void bind_steps(nb::module_& m) {
   nb::class_<StepwiseSave>(m, "StepwiseSave", "A save between its steps.")
       .def_prop_ro("save_id", &StepwiseSave::save_id)
-      .def_prop_ro("items", &StepwiseSave::items)
-      .def_prop_ro("bytes", &StepwiseSave::bytes)
-      .def_prop_ro("next", &StepwiseSave::next, "The next step; empty if the save is over.")
+      .def_prop_ro("is_over", &StepwiseSave::is_over)
       .def("stage", &StepwiseSave::stage)
       .def("write", &StepwiseSave::write)
       .def("report", &StepwiseSave::report)

@@ -1,4 +1,4 @@
-// Ranks as threads, and short leases, for the tests of the Python package.
+// Ranks as threads, short leases, and the boxes of placements, for the tests of the Python package.
 #include "tilestone/comm/threads_testing.h"
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
@@ -32,6 +32,17 @@ void bind_threads(nb::module_& m) {
       "_set_lease_period",
       [](double seconds) { set_lease_period(std::chrono::duration<double>(seconds)); }, "seconds"_a,
       "How often this process and its children renew their claims in object stores.");
+  m.def(
+      "_boxes_of",
+      [](const Dims& shape, const Mesh& mesh, const Dims& coordinate,
+         const std::vector<Placement>& placements, const std::optional<Dims>& local_shape) {
+        LocalBoxes found = local_shape
+                               ? held_boxes(shape, mesh, coordinate, placements, *local_shape)
+                               : local_boxes(shape, mesh, coordinate, placements);
+        return std::tuple(std::move(found.local_shape), std::move(found.boxes),
+                          std::move(found.locals));
+      },
+      "shape"_a, "mesh"_a, "coordinate"_a, "placements"_a, "local_shape"_a.none());
 }
 
 }  // namespace tilestone::python

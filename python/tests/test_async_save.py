@@ -51,6 +51,34 @@ def files(number: int) -> tilestone.ByFiles:
     return tilestone.ByFiles(0, 1, "one run of a test", number=number)
 
 
+@pytest.mark.parametrize("waits", ["result", "session", "manager"])
+def test_a_progress_function_that_waits_for_its_own_save_ends_it_with_an_error(
+    tmp_path: pathlib.Path, waits: str
+) -> None:
+    begun = threading.Event()
+
+    def progress(_: tilestone.Progress) -> None:
+        assert begun.wait(60)
+        if waits == "result":
+            saving.result()
+        elif waits == "session":
+            session.save(state(2), tmp_path / "b")
+        else:
+            manager.save(2, state(2))
+
+    with tilestone.Session() as session:
+        manager = tilestone.CheckpointManager(tmp_path / "run", progress=progress)
+        if waits == "manager":
+            manager.save(1, state(1))
+            assert manager.last_save is not None
+            saving = manager.last_save
+        else:
+            saving = session.async_save(state(1), tmp_path / "a", progress=progress)
+        begun.set()
+        with pytest.raises(tilestone.InvalidArgumentError, match="waits for that save itself"):
+            saving.result(60)
+
+
 @pytest.mark.parametrize("by_files", [False, True])
 def test_the_state_may_change_once_the_call_returns(tmp_path: pathlib.Path, by_files: bool) -> None:
     """The docstring of `async_save`; also that a state is released, and callbacks."""

@@ -47,6 +47,25 @@ def cut(folder: pathlib.Path) -> None:
     os.truncate(file, 20)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "x"},
+        {"dialect": "x"},
+        {"resources": tilestone.Resources(threads=-1)},
+        {"attributes": {"a": "x" * (2 << 20)}},
+    ],
+)
+def test_what_a_save_refuses_of_its_options_the_constructor_refuses(
+    tmp_path: pathlib.Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(tilestone.CheckpointError) as of_save:
+        tilestone.save(state_of(1), tmp_path / "step", **options)
+    with pytest.raises(type(of_save.value)) as raised:
+        tilestone.CheckpointManager(tmp_path / "run", **options)
+    assert str(raised.value) == str(of_save.value).removesuffix(" (rank 0)")
+
+
 def test_a_run_saves_when_due_and_continues_from_its_newest_step(tmp_path: pathlib.Path) -> None:
     run = tmp_path / "run"
     with tilestone.CheckpointManager(run, every=10, keep=tilestone.Keep(last=2)) as manager:
@@ -89,9 +108,14 @@ def test_what_the_rules_keep_stays(tmp_path: pathlib.Path) -> None:
     assert len(steps_in(tmp_path)) == 6
 
 
-def test_without_keep_nothing_is_removed(tmp_path: pathlib.Path) -> None:
-    train(tmp_path, range(1, 6), name="ckpt_{step}")
-    assert folders_in(tmp_path) == [f"ckpt_{step}" for step in range(1, 6)]
+def test_without_keep_nothing_is_removed_also_in_a_folder_that_is_not_utf_8(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = tmp_path / os.fsdecode(b"run-\xff")
+    train(run, range(1, 6), name="ckpt_{step}")
+    assert folders_in(run) == [f"ckpt_{step}" for step in range(1, 6)]
+    with tilestone.CheckpointManager(run, name="ckpt_{step}") as manager:
+        assert manager.restore(state_of(0))[1] == 5
 
 
 def test_folders_of_megatron_and_torchtitan_are_steps(tmp_path: pathlib.Path) -> None:

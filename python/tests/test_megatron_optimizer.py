@@ -20,6 +20,7 @@ from tilestone.megatron.distributed_optimizer import (
     load_optimizer,
     optimizer_state,
     pack,
+    write_layouts,
 )
 
 WHOLE = whole_states()
@@ -115,6 +116,8 @@ def test_buckets_without_their_layout_load_on_any_number_of_data_parallel_ranks_
         _check_one(Ranks(4, 1, 1), 3, path)
     given = [layout_of(model, group, 3) for group, model in _models(saved)]
     _check(Ranks(1, 2, 2), path, layouts=given)
+    write_layouts(tmp_path / "layouts.json", given)
+    _check(Ranks(1, 2, 2), path, layouts=tmp_path / "layouts.json")
     with pytest.raises(tilestone.CoverageError, match="does not hold box") as missing:
         _check(Ranks(1, 1, 1), path, layouts=given[1:])
     assert "layouts of all model-parallel ranks" in missing.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pathlib
 import random
 from dataclasses import replace
@@ -154,35 +153,6 @@ def test_every_element_of_every_parameter_is_one_ranks() -> None:
                     assert ends[-1] == parameter.numel
                     count += 1
             assert count == len(held)
-
-
-def test_a_layout_is_restored_from_plain_values_and_invalid_values_are_refused() -> None:
-    layout = layout_of(Model(megatron, Ranks(2, 1, 3), 1, 0), 1, 3)
-    layout = Layout(layout.buffers, 1, 4)
-    plain = layout.to_plain()
-    found = Layout.from_plain(copy.deepcopy(plain))
-    assert found.to_plain() == plain and found.prefix == layout.prefix
-    assert found.prefix == "chained_4.optimizer.distributed.dp_group_idx_1"
-
-    def changed(change: Any) -> Any:
-        made = copy.deepcopy(plain)
-        change(made["buffers"][0]["buckets"][0]["parameters"][0], made)
-        return made
-
-    wrong: list[Any] = [
-        None,
-        {},
-        changed(lambda p, whole: whole.update(version=2)),
-        changed(lambda p, whole: whole["buffers"][0].update(dtypes=["float32", "nn"])),
-        changed(lambda p, whole: p.update(start=-1)),
-        changed(lambda p, whole: p["pieces"][0].__setitem__(1, [1])),
-        changed(lambda p, whole: p["pieces"][0].__setitem__(5, 1 << 40)),
-        changed(lambda p, whole: p["pieces"][0].__setitem__(2, [0, 0, "x"])),
-        changed(lambda p, whole: p["pieces"].__setitem__(0, 3)),
-    ]
-    for each in wrong:
-        with pytest.raises(tilestone.MismatchError, match="not a layout of a distributed optimizer"):
-            Layout.from_plain(each)
 
 
 def test_padding_of_one_piece_does_not_hide_that_another_one_is_missing(

@@ -158,6 +158,10 @@ def test_a_checkpoint_in_place_of_a_run_is_refused_and_not_a_new_start(run: path
         with pytest.raises(InvalidArgumentError, match="where the directory of a run") as raised:
             load_run(given)
         assert raised.value.hint == f"give {run}, and ckpt_step=200"
+        with pytest.raises(InvalidArgumentError, match="where the directory of a run") as raised:
+            save_run(given, 300)
+        assert raised.value.file == str(run / "iter_0000200")
+    assert iterations_of(run) == ["iter_0000100", "iter_0000200"]
 
 
 def test_an_iteration_is_chosen_by_ckpt_step(run: pathlib.Path) -> None:

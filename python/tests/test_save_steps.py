@@ -54,17 +54,13 @@ def take_steps(saving: BegunSave, state: dict[str, Any], stage: bool) -> Any:
     """Makes all steps, and changes the state as soon as this is allowed."""
     with saving:
         if stage:
-            assert saving.next == "stage or write"
             saving.stage()
             change(state)
         saving.write()
         change(state)
-        assert saving.next == "report"
         saving.report()
         result = saving.publish()
-    assert saving.next == ""
     assert result.save_id == saving.save_id
-    assert result.items_written == saving.items
     return result
 
 
@@ -77,7 +73,6 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
             for stage in (False, True):
                 state = rows(comm.rank, 2)
                 saving = begin_save(state, tmp_path / str(stage), group=comm)
-                assert saving.bytes >= 32
                 take_steps(saving, state, stage)
                 state = rows(comm.rank, 2)
                 saving = begin_save(state, tmp_path / f"session {stage}", session=session)
@@ -153,7 +148,7 @@ def test_arrays_are_held_until_they_are_staged_or_written(
     assert (numpy.asarray(tilestone.load(tmp_path / "a")["numpy"]) == numpy.arange(1000.0)).all()
 
 
-def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
+def test_a_save_that_is_left_after_any_step_leaves_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="a save has no option cast"):
@@ -163,9 +158,6 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
         saving = begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo())
         for step in steps[:last]:
             getattr(saving, step)()
-        wrong = "report" if last < 2 else "write"
-        with pytest.raises(tilestone.InvalidArgumentError, match=f"{wrong}.. was called, but the"):
-            getattr(saving, wrong)()
         if last % 2:
             saving.give_up()
             saving.give_up()
@@ -178,7 +170,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
     ) as saving:
         saving.write()
         1 / 0  # noqa: B018
-    assert names(tmp_path / "a") == [] and repr(saving).endswith("next='')")
+    assert names(tmp_path / "a") == []
 
 
 def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
@@ -196,7 +188,7 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
     with pytest.raises(StopNowError):
         saving.write()
         saving.report()
-    assert saving.next == "" and names(tmp_path / "a") == []
+    assert names(tmp_path / "a") == []
 
 
 def test_a_forked_child_does_not_end_its_parents_save(tmp_path: pathlib.Path) -> None:

@@ -140,77 +140,9 @@ class Mesh:
 
     def __reduce__(self) -> tuple[object, ...]: ...
 
-class LocalBoxes:
-    """What one rank holds of a tensor."""
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of the local tensor."""
-
-    @property
-    def boxes(self) -> list[Box]:
-        """Its boxes in the global tensor."""
-
-    @property
-    def locals(self) -> list[Box]:
-        """locals[i] is the box of the local tensor that holds boxes[i]."""
-
-def local_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> LocalBoxes:
-    """
-    The boxes that the rank at `coordinate` of the mesh holds of a tensor with shape `global_shape` (in elements). An empty shard gives one empty box. Sizes follow torch.chunk, as in torch's DTensor.
-    Raises InvalidArgumentError for Partial, a dim out of range or a wrong number of placements.
-    """
-
-def held_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial], local_shape: Sequence[int]) -> LocalBoxes:
-    """
-    The same as local_boxes, for a rank whose local tensor has `local_shape`. If FSDP2 over tensor parallelism splits unevenly, torch's own reading of the placements does not describe what the rank holds; this function uses the reading that gives the local shape.
-    Raises UnsupportedError if both readings give this shape but different elements, InvalidArgumentError if neither does.
-    """
-
-def replica_id(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> tuple[int, ...]:
-    """
-    The coordinate along the Replicate dims only; all zeros for the main replica.
-    """
-
-def replica_holders(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> list[int]:
-    """
-    The global ranks that hold the same boxes, ascending, this one included.
-    """
-
 def flat_range_to_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
     """
     The elements [begin, end) of a flattened tensor with shape `shape`, as at most 2n - 1 disjoint boxes in flat order (n: the number of dims).
-    """
-
-class MergedSharding:
-    """The part of the checkpoint's tensor that a rank holds."""
-
-    @property
-    def global_shape(self) -> tuple[int, ...]:
-        """Shape of the checkpoint's tensor, in elements."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides of the checkpoint's tensor if it were contiguous, in elements."""
-
-    @property
-    def held(self) -> LocalBoxes:
-        """The boxes that the rank holds."""
-
-    @property
-    def replica_id(self) -> tuple[int, ...]:
-        """All zeros on exactly one of the ranks that hold the same boxes."""
-
-    @property
-    def holders(self) -> list[int]:
-        """
-        The global ranks that hold the same boxes, ascending, this one included; empty if the meshes don't determine them.
-        """
-
-def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> MergedSharding:
-    """
-    Merges a parameter's own mesh and placements with those that the checkpoint has for it (expert weights under expert parallelism with FSDP2), for the global rank `rank`, which must be in both meshes. A Shard of the checkpoint is applied outside the parameter's own shards, unless the parameter already splits the same ranks along the same dim. Ranks are matched by their numbers, not by the names of mesh dims. Shapes are in elements; `global_shape` is the parameter's own.
-    Raises InvalidArgumentError if the two contradict each other.
     """
 
 def find_rule(patterns: Sequence[str], name: str) -> int | None:
@@ -366,13 +298,6 @@ class LocalNonpersistent:
     @staticmethod
     def make(value: object | None) -> LocalNonpersistent: ...
 
-def distribute_shards(bytes: Sequence[int], holders: Sequence[int], main_is_outside: Sequence[bool], holder_sets: Sequence[Sequence[int]], ranks: int) -> list[int]:
-    """
-    Chooses a rank for each shard, as Megatron-Core does. Shards are in the order of their ids.
-    `holders[i]` is the index in `holder_sets` of the ranks that hold shard i; ranks are 0 to `ranks` - 1.
-    Raises InvalidArgumentError for a shard without holders or a number out of range.
-    """
-
 def agree(work: str, comm: object, say: Callable[[int, bytes], bytes], decide: Callable[[int, list[bytes]], tuple[bytes, bool]], seconds: float) -> bytes:
     """
     Runs rounds in which all ranks fail together. In each round, every rank calls say(round, answer of the previous round) and sends the result to rank 0. Rank 0 calls decide(round, results), which returns (answer, is the last round), and every rank gets the answer.
@@ -421,21 +346,21 @@ class SessionStats:
 
     @property
     def saves(self) -> int:
-        """Number of saves that were planned."""
+        """Saves that were planned."""
 
     @property
     def plans_exchanged(self) -> int:
-        """Number of saves for which the ranks sent their plans to rank 0."""
+        """Saves for which the ranks sent their plans to rank 0."""
 
     @property
     def plans_from_cache(self) -> int:
         """
-        Number of saves that used the plan of an earlier save. Saves that are counted neither here nor in plans_exchanged were planned by this rank, by files.
+        Saves that used the plan of an earlier save. For the saves in neither count, this rank made a new plan alone.
         """
 
     @property
     def plan_bytes_sent(self) -> int:
-        """Bytes of the plans that this rank sent."""
+        """Bytes of this rank's plans."""
 
     def __repr__(self) -> str: ...
 
@@ -869,6 +794,108 @@ class AsyncOptions:
     @max_staged_bytes.setter
     def max_staged_bytes(self, arg: int | None, /) -> None: ...
 
+class ConvertOptions:
+    def __init__(self) -> None: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @format.setter
+    def format(self, arg: str, /) -> None: ...
+
+    @property
+    def dialect(self) -> str: ...
+
+    @dialect.setter
+    def dialect(self, arg: str, /) -> None: ...
+
+    @property
+    def keys(self) -> list[str]: ...
+
+    @keys.setter
+    def keys(self, arg: Sequence[str], /) -> None: ...
+
+    @property
+    def only(self) -> str: ...
+
+    @only.setter
+    def only(self, arg: str, /) -> None: ...
+
+    @property
+    def rename_by(self) -> bool: ...
+
+    @rename_by.setter
+    def rename_by(self, arg: object | None, /) -> None: ...
+
+    @property
+    def cast(self) -> str: ...
+
+    @cast.setter
+    def cast(self, arg: str, /) -> None: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @optimizer.setter
+    def optimizer(self, arg: str, /) -> None: ...
+
+    @property
+    def layout_file(self) -> str: ...
+
+    @layout_file.setter
+    def layout_file(self, arg: str, /) -> None: ...
+
+    @property
+    def shard_bytes(self) -> int: ...
+
+    @shard_bytes.setter
+    def shard_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def files(self) -> dict[str, str]: ...
+
+    @files.setter
+    def files(self, arg: Mapping[str, str], /) -> None: ...
+
+    @property
+    def other_file(self) -> str: ...
+
+    @other_file.setter
+    def other_file(self, arg: str, /) -> None: ...
+
+    @property
+    def dry_run(self) -> bool: ...
+
+    @dry_run.setter
+    def dry_run(self, arg: bool, /) -> None: ...
+
+    @property
+    def reading(self) -> Reading: ...
+
+    @reading.setter
+    def reading(self, arg: Reading, /) -> None: ...
+
+    @property
+    def checks(self) -> Checks: ...
+
+    @checks.setter
+    def checks(self, arg: Checks, /) -> None: ...
+
+    @property
+    def resources(self) -> Resources: ...
+
+    @resources.setter
+    def resources(self, arg: Resources, /) -> None: ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+
+def check_options(options: SaveOptions) -> None:
+    """Raises what a save with them raises."""
+
 DEFAULT_TIMEOUT: float = 1800.0
 
 def refuse_url(path: bytes) -> None:
@@ -913,54 +940,53 @@ class SaveResult:
     """What a save did."""
 
     @property
-    def save_id(self) -> str:
-        """The unique name of this attempt."""
+    def save_id(self) -> str: ...
 
     @property
     def bytes_written(self) -> int:
-        """Bytes that this rank wrote."""
+        """That this rank wrote."""
 
     @property
     def items_written(self) -> int:
-        """Items that this rank wrote."""
+        """That this rank wrote, without copies."""
 
     @property
     def copies(self) -> int:
-        """
-        How many copies this rank wrote of shards that other ranks write (`copies`).
-        """
+        """That this rank wrote of shards that others write."""
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of the copies' elements; bytes_written includes them."""
+        """Of these copies; included in bytes_written."""
 
     @property
     def bytes_shared(self) -> int:
         """
-        Bytes of this rank's items that are in files of an earlier checkpoint (`reuse`); bytes_written doesn't include them.
+        Of this rank's items in files of an earlier checkpoint (`reuse`); not in bytes_written.
         """
 
     @property
     def common_differs(self) -> bool:
-        """Whether the ranks' common states were compared and differ."""
+        """
+        Whether the ranks' common states were compared and differ (Checks.common_differs).
+        """
 
     @property
     def published(self) -> bool:
         """
-        Whether the checkpoint exists. False only for a save by files with wait=False to which other ranks have not written yet.
+        Whether the checkpoint exists. False only by files without `wait`: others still write.
         """
 
     @property
     def timings(self) -> dict[str, float]:
         """
-        Seconds that each step took on this rank, with the waiting for other ranks, in the order of the steps: "preparing" (the state dict), "planning", "staging" (if it was taken), "writing", "reporting" and "publishing".
+        Seconds of this rank's steps: "preparing" (in Python, the state), "planning", "staging" (if it was taken), "writing", "reporting" and "publishing". What came between them is in none of them.
         """
 
     def __repr__(self) -> str: ...
 
-    def __getstate__(self) -> tuple[str, int, int, int, int, int, bool, bool, list[tuple[str, float]]]: ...
+    def __getstate__(self) -> list[object]: ...
 
-    def __setstate__(self, arg: tuple[str, int, int, int, int, int, bool, bool, Sequence[tuple[str, float]]], /) -> None: ...
+    def __setstate__(self, arg: list[object], /) -> None: ...
 
 class SaveRequest:
     """A rank's state, path and options for a save."""
@@ -985,14 +1011,7 @@ class StepwiseSave:
     def save_id(self) -> str: ...
 
     @property
-    def items(self) -> int: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def next(self) -> str:
-        """The next step; empty if the save is over."""
+    def is_over(self) -> bool: ...
 
     def stage(self) -> None: ...
 
@@ -1029,6 +1048,15 @@ def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging
     Writes items to new files. Returns the receipt, how many files were written, and the (file, offset, length) of each item.
     """
 
+class Pending:
+    """A step of a save that ends on another thread."""
+
+    def done(self) -> bool: ...
+
+    def result(self, seconds: float) -> None: ...
+
+    def on_done(self, callback: Callable[[], object]) -> None: ...
+
 class AsyncSave:
     """A save that goes on in the background."""
 
@@ -1041,17 +1069,22 @@ class AsyncSave:
     @property
     def skipped(self) -> bool: ...
 
-    def is_staged(self) -> bool: ...
+    @property
+    def staged(self) -> Pending: ...
 
-    def is_durable(self) -> bool: ...
+    @property
+    def durable(self) -> Pending: ...
 
-    def wait_staged(self, seconds: float) -> None: ...
+    def seal(self) -> None:
+        """Ends lazy staging."""
 
-    def result(self, seconds: float) -> SaveResult: ...
+    def result(self) -> SaveResult:
+        """Once it is durable: what the save did."""
 
-    def on_staged(self, callback: Callable[[], object]) -> None: ...
-
-    def on_durable(self, callback: Callable[[], object]) -> None: ...
+    def expect_other_thread(self) -> None:
+        """
+        Raises InvalidArgumentError in a callback of the save, which must not wait for it.
+        """
 
     def abandon(self) -> None: ...
 
@@ -1063,36 +1096,47 @@ class Damage:
     """A damaged part of a checkpoint."""
 
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """"": elements of a tensor that no file holds."""
 
     @property
     def offset(self) -> int:
-        """Offset in the file, in bytes."""
+        """Bytes, in the file."""
 
     @property
     def size(self) -> int:
-        """Bytes of the range that contains the damage."""
+        """Bytes; the damage lies within this range."""
 
     @property
     def key(self) -> str:
-        """The item's key; empty for bytes outside items."""
+        """"": the bytes belong to no item."""
 
     @property
     def problem(self) -> str: ...
 
     @property
     def unsafe(self) -> bool:
-        """Looks like an attack, not like damage."""
+        """Looks like an attack, not like damage; reads throw UnsafeError."""
 
     @property
     def copy(self) -> bool:
-        """Whether it is in a copy; the shard's own item is in another file."""
+        """A copy is damaged, not the item that the index names."""
 
     @property
     def intact_in(self) -> str:
         """
-        A file that holds the same elements intact, from which loads read them; empty if there is none.
+        The file with an intact instance of the same item, which loads read instead. For an item that repair has encoded anew, the file of the index that describes it. "": there is none.
         """
+
+    @property
+    def item_offset(self) -> int | None:
+        """
+        Where the damaged item begins in the file, according to the checkpoint. `offset` may lie inside the item, or at the end of a file that is too short. None: no single item is damaged.
+        """
+
+    @property
+    def beyond_end(self) -> bool:
+        """The item reaches beyond the end of its file."""
 
     def __repr__(self) -> str: ...
 
@@ -1100,24 +1144,23 @@ class ShortFile:
     """A data file that is shorter than it should be."""
 
     @property
-    def file(self) -> str:
-        """Its name, relative to the checkpoint."""
+    def file(self) -> str: ...
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """Bytes."""
 
     @property
     def expected(self) -> int:
-        """The bytes that its save has written, or else that its items need."""
+        """Bytes: that its save has written, or else that its items need."""
 
     @property
     def keys(self) -> int:
-        """Number of keys with items that reach beyond its end."""
+        """Keys with items that reach beyond its end."""
 
     @property
     def first_key(self) -> str:
-        """One of these keys."""
+        """One of them."""
 
     def __repr__(self) -> str: ...
 
@@ -1132,41 +1175,41 @@ class VerifyReport:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes that were checked."""
+        """Bytes checked."""
 
     @property
     def items_without_checksum(self) -> int:
-        """Number of items whose writer recorded no checksum."""
+        """Items whose writer recorded no checksum."""
 
     @property
     def damages(self) -> list[Damage]:
-        """In the order of files and offsets; empty if nothing is damaged."""
+        """Ordered by file and offset."""
 
     @property
     def short_files(self) -> list[ShortFile]:
-        """
-        The truncated files, by name. Each of their items is one of the damages too.
-        """
+        """In the order of their names."""
 
     @property
     def notes(self) -> list[str]:
-        """What the files hold that the checkpoint does not have, or leaves open."""
+        """What the files have beside the checkpoint."""
 
     @property
     def seconds(self) -> float: ...
 
+    def __repr__(self) -> str: ...
+
     @property
     def ok(self) -> bool:
         """Whether nothing is damaged."""
-
-    def __repr__(self) -> str: ...
 
 class RepairReport:
     """What a repair has repaired, and what is left."""
 
     @property
     def mended(self) -> list[Damage]:
-        """The damages that were repaired, as found before."""
+        """
+        Damages, as found before the repair. What another repair has mended meanwhile is left out.
+        """
 
     @property
     def now(self) -> VerifyReport:
@@ -1181,18 +1224,19 @@ class Leftover:
 
     @property
     def name(self) -> str:
-        """Its name, relative to the location."""
+        """In the location; "../NAME" is a directory beside it."""
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """Bytes; for a directory, the sum over its files."""
 
     @property
-    def what(self) -> str: ...
+    def what(self) -> str:
+        """"data file of the save 0123...", ..."""
 
     @property
     def why(self) -> str:
-        """Why it is not needed."""
+        """Why it is not needed, as a clause: "it was not published"."""
 
     def __repr__(self) -> str: ...
 
@@ -1203,19 +1247,21 @@ class Removal:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of tensors and unique keys of objects, sorted."""
+        """Of tensors, and unique keys of objects; sorted."""
 
     @property
     def files(self) -> list[str]:
-        """Data files that were removed because nothing was left."""
+        """Data files that were removed as a whole, sorted."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of these files."""
+        """Total size of these files."""
 
     @property
     def by_other(self) -> bool:
-        """Whether another caller removed the keys while this one waited."""
+        """Another caller removed the keys while this one waited."""
+
+    def __repr__(self) -> str: ...
 
 def remove_keys(path: bytes, prefix: str, seconds: float) -> Removal: ...
 
@@ -1318,44 +1364,49 @@ class UnpublishedSave:
     """A save without a communicator that is not published yet."""
 
     @property
-    def save_id(self) -> str:
-        """The unique name of this attempt."""
+    def save_id(self) -> str: ...
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has; 0 if that is not known."""
+        """0 if its head can't be read."""
 
     @property
     def format(self) -> str:
-        """The `format` that was passed to `save`."""
+        """That were passed to the save."""
 
     @property
     def dialect(self) -> str:
-        """The `dialect` that was passed to `save`."""
+        """That were passed to the save."""
 
     @property
     def missing_count(self) -> int:
-        """How many of its ranks have not written."""
+        """How many ranks have not written."""
 
     @property
     def missing(self) -> list[int]:
-        """The lowest of these ranks, at most 16."""
+        """The lowest of them, at most 16."""
 
     @property
     def failure(self) -> str:
-        """The error that a rank recorded; empty if none did."""
+        """The error with which it has failed; "" if it has not."""
 
     @property
     def abandoned(self) -> bool:
         """
-        Whether it was abandoned: it can't be published, and gc removes its files.
+        Abandoned or failed: it can't become a checkpoint any more; gc removes its files.
         """
 
     @property
     def alive(self) -> bool | None:
         """
-        Whether one of its ranks is working: True if one of its files changed while it was watched, False if none changed for a minute, otherwise None.
+        Whether one of its ranks is working, as seen while it was watched (FindOptions.watch): True if one holds its claim or a file changed, False if not for at least a minute, None if not known.
         """
+
+    @property
+    def text(self) -> str:
+        """Its state and what can be done about it, a sentence for users."""
+
+    def __repr__(self) -> str: ...
 
     @property
     def complete(self) -> bool:
@@ -1363,104 +1414,11 @@ class UnpublishedSave:
 
     def __str__(self) -> str: ...
 
-    def __repr__(self) -> str: ...
-
 def unpublished(path: bytes, watch: float) -> list[UnpublishedSave]: ...
 
 def publish(path: bytes, save_id: str, timeout: float, threads: int) -> str: ...
 
 def abandon(path: bytes, save_id: str, period: float) -> str: ...
-
-def check_optimizer_layouts(json: str) -> None: ...
-
-class ConvertOptions:
-    """How a checkpoint is converted."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def format(self) -> str: ...
-
-    @format.setter
-    def format(self, arg: str, /) -> None: ...
-
-    @property
-    def dialect(self) -> str: ...
-
-    @dialect.setter
-    def dialect(self, arg: str, /) -> None: ...
-
-    @property
-    def keys(self) -> list[str]: ...
-
-    @keys.setter
-    def keys(self, arg: Sequence[str], /) -> None: ...
-
-    @property
-    def only(self) -> str: ...
-
-    @only.setter
-    def only(self, arg: str, /) -> None: ...
-
-    @property
-    def cast(self) -> str: ...
-
-    @cast.setter
-    def cast(self, arg: str, /) -> None: ...
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @optimizer.setter
-    def optimizer(self, arg: str, /) -> None: ...
-
-    @property
-    def layout_file(self) -> str: ...
-
-    @layout_file.setter
-    def layout_file(self, arg: str, /) -> None: ...
-
-    @property
-    def shard_bytes(self) -> int: ...
-
-    @shard_bytes.setter
-    def shard_bytes(self, arg: int, /) -> None: ...
-
-    @property
-    def files(self) -> dict[str, str]: ...
-
-    @files.setter
-    def files(self, arg: Mapping[str, str], /) -> None: ...
-
-    @property
-    def other_file(self) -> str: ...
-
-    @other_file.setter
-    def other_file(self, arg: str, /) -> None: ...
-
-    @property
-    def timeout(self) -> float: ...
-
-    @timeout.setter
-    def timeout(self, arg: float, /) -> None: ...
-
-    @property
-    def dry_run(self) -> bool: ...
-
-    @dry_run.setter
-    def dry_run(self, arg: bool, /) -> None: ...
-
-    @property
-    def reading(self) -> Reading: ...
-
-    @reading.setter
-    def reading(self, arg: Reading, /) -> None: ...
-
-    @property
-    def resources(self) -> Resources: ...
-
-    @resources.setter
-    def resources(self, arg: Resources, /) -> None: ...
 
 class ConvertedKey:
     """A tensor or object that a conversion copies."""
@@ -1495,7 +1453,8 @@ class ConvertResult:
     """What a conversion has copied."""
 
     @property
-    def format(self) -> str: ...
+    def format(self) -> str:
+        """Of the new checkpoint."""
 
     @property
     def dialect(self) -> str: ...
@@ -1506,11 +1465,11 @@ class ConvertResult:
 
     @property
     def left_out(self) -> int:
-        """Number of keys of the source that the options leave out."""
+        """Keys of the source that the options leave out."""
 
     @property
     def has_common(self) -> bool:
-        """Whether Megatron-Core's common state was copied."""
+        """Megatron-Core's common state was copied."""
 
     @property
     def bytes(self) -> int:
@@ -1521,20 +1480,18 @@ class ConvertResult:
 
     def __repr__(self) -> str: ...
 
-def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None, comm: object | None = None) -> ConvertResult: ...
+def convert(source: bytes, target: bytes, options: ConvertOptions, progress: object | None, comm: object | None = None) -> ConvertResult: ...
 
 class DeltaReport:
     """What a delta holds."""
 
     @property
     def base(self) -> str:
-        """
-        The id of the version that it changes: 64 hex digits, made of keys, dtypes, shapes and CRC-32s.
-        """
+        """Version ids, of keys, dtypes, shapes and CRC-32s."""
 
     @property
     def result(self) -> str:
-        """The id of the version that it leads to."""
+        """Version ids, of keys, dtypes, shapes and CRC-32s."""
 
     @property
     def unchanged(self) -> int:
@@ -1552,11 +1509,11 @@ class DeltaReport:
 
     @property
     def left_out(self) -> int:
-        """Number of objects of the new version, which are not in the delta."""
+        """Objects of the new version: a delta has only tensors."""
 
     @property
     def bytes(self) -> int:
-        """Of the delta's files."""
+        """Of the delta."""
 
     @property
     def whole_bytes(self) -> int:
@@ -1596,47 +1553,57 @@ class StepInfo:
 
     @property
     def name(self) -> str:
-        """The folder's name in the run's directory."""
+        """Of the folder."""
 
     @property
     def state(self) -> str:
-        """
-        "durable": a complete checkpoint. "unfinished": it is being saved, or its save ended early. "damaged": a checkpoint that can't be read, or whose files are missing or cut. "foreign": a checkpoint that Tilestone can't read.
-        """
+        """"durable", "unfinished", "damaged" or "foreign"."""
 
     @property
     def problem(self) -> str:
-        """Why it is not durable; empty if it is."""
+        """Why it is not durable, as a clause; "" if it is."""
 
     @property
     def is_saved_to(self) -> bool:
-        """Whether a save, a repair or a removal is under way there."""
+        """A save, a repair or a removal is under way there."""
 
     @property
     def is_link(self) -> bool:
-        """Whether the folder is a symbolic link. Such a step is never removed."""
+        """The folder is a symbolic link; it is never pruned."""
 
     @property
-    def format(self) -> str: ...
+    def format(self) -> str:
+        """"torch_dist"; "" if there is no checkpoint that can be read."""
 
     @property
-    def dialect(self) -> str: ...
+    def dialect(self) -> str:
+        """"pytorch"."""
 
     @property
     def writer(self) -> str:
-        """The program that saved it."""
+        """The program that saved it: "Tilestone 0.1.0"."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of all its files."""
+        """Of all its files."""
 
     @property
     def time(self) -> float | None:
-        """When it was saved, in seconds since 1970; None: not known."""
+        """When it was saved, in seconds since 1970."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics that were given when it was saved."""
+        """That were given to CheckpointManager.save."""
+
+    @property
+    def save_id(self) -> str:
+        """Of the checkpoint; "": not known."""
+
+    @property
+    def hint(self) -> str:
+        """The file in the run's directory that says all this; "": there is none."""
+
+    def __repr__(self) -> str: ...
 
     @property
     def line(self) -> str:
@@ -1653,8 +1620,6 @@ class StepInfo:
         """
         The step that it continues; None: it begins a line, or that is not known.
         """
-
-    def __repr__(self) -> str: ...
 
 class ManagedRun:
     """What a CheckpointManager knows of its run."""
@@ -1694,15 +1659,6 @@ class ManagedRun:
 
     def best(self, rule: tuple[str, str, int]) -> int | None: ...
 
-class Pending:
-    """A step of a save that ends on another thread."""
-
-    def done(self) -> bool: ...
-
-    def result(self, seconds: float) -> None: ...
-
-    def on_done(self, callback: Callable[[], object]) -> None: ...
-
 class FastTier:
     """The fast tier of a CheckpointManager."""
 
@@ -1733,6 +1689,9 @@ class FastTier:
 
 def read_megatron_tracker(run: bytes, name: str) -> tuple[int, bool]:
     """(iteration, whether it is the release checkpoint)."""
+
+def expect_megatron_run(run: bytes) -> None:
+    """Refuses the folder of a checkpoint."""
 
 def choose_megatron_step(load: bytes | None, non_persistent: bytes | None, pretrained: bytes | None, iteration: int | None) -> tuple[int, bool, str] | None:
     """

@@ -5,14 +5,14 @@
 namespace tilestone {
 namespace {
 
-thread_local void* current_call = nullptr;
+thread_local WorkedFor of_this_thread;
 
 }  // namespace
 
-CallScope::CallScope(void* call) : before_(std::exchange(current_call, call)) {}
+CallScope::CallScope(WorkedFor what) : before_(std::exchange(of_this_thread, what)) {}
 
-CallScope::~CallScope() { current_call = before_; }
+CallScope::~CallScope() { of_this_thread = before_; }
 
-void* CallScope::current() { return current_call; }
+WorkedFor CallScope::current() { return of_this_thread; }
 
 }  // namespace tilestone

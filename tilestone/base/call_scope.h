@@ -1,22 +1,28 @@
-// Records, per thread, the library call that the thread works for. Code that calls back into the
-// user's program can look it up. The threads of a pool inherit it from the caller of parallel_for.
+// Records, per thread, for what the thread works. Code that calls back into the user's program can
+// look it up. The threads of a pool inherit it from the caller of parallel_for.
 #pragma once
 
 namespace tilestone {
 
-// While the object exists, this thread works for `call`. Null: for no call. The pointer is opaque:
-// only the code that set it (the Python binding) knows its meaning. It must outlive the scope.
+struct WorkedFor {
+  // The library call; null: none. Only the code that set it (the Python binding) knows its meaning.
+  void* call = nullptr;
+  // What ends only after this thread's work (Pending::State), so that a wait for it would not end.
+  const void* step = nullptr;
+};
+
+// While the object exists, this thread works for `what`, which must outlive it.
 class CallScope {
  public:
-  explicit CallScope(void* call);
+  explicit CallScope(WorkedFor what);
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 
-  static void* current();
+  static WorkedFor current();
 
  private:
-  void* const before_;
+  const WorkedFor before_;
 };
 
 }  // namespace tilestone

@@ -30,7 +30,7 @@ class Batch {
 
   // Takes indices until none is left.
   void work() {
-    const CallScope scope(call_);
+    const CallScope scope(worked_for_);
     for (;;) {
       const size_t index = take();
       if (index == count_) return;
@@ -70,7 +70,7 @@ class Batch {
 
   const size_t count_;
   const std::function<void(size_t)>* const body_;
-  void* const call_ = CallScope::current();  // the call scope of parallel_for's caller
+  const WorkedFor worked_for_ = CallScope::current();  // by parallel_for's caller
   std::mutex mutex_;
   std::condition_variable ended_;
   size_t next_ = 0;     // the next index to hand out; count_: none is left

@@ -67,11 +67,11 @@ TEST(ThreadPool, BodiesWorkForTheCallersCall) {
   int call = 0;
   std::atomic<int> others = 0;
   {
-    const CallScope scope(&call);
-    pool.parallel_for(50, [&](size_t) { others += CallScope::current() != &call; });
+    const CallScope scope({&call});
+    pool.parallel_for(50, [&](size_t) { others += CallScope::current().call != &call; });
   }
   EXPECT_EQ(others, 0);
-  pool.parallel_for(50, [&](size_t) { others += CallScope::current() != nullptr; });
+  pool.parallel_for(50, [&](size_t) { others += CallScope::current().call != nullptr; });
   EXPECT_EQ(others, 0);
 }
 

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _forked
@@ -41,18 +41,18 @@ class AsyncStep:
 
     def __init__(
         self,
-        done: Callable[[], bool],
-        result: Callable[[float], Any],
-        on_done: Callable[[Callable[[], object]], None],
+        steps: Sequence[_core.Pending],
+        before: Callable[[], object],
+        value: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Called by `AsyncSave`."""
-        self._done = done
-        self._result = result
-        self._on_done = on_done
+        """Called by `AsyncSave`. `before` a wait, the save is sealed; `value` is the result."""
+        self._steps = steps
+        self._before = before
+        self._value = value
 
     def done(self) -> bool:
         """Whether the step has ended, well or not."""
-        return self._done()
+        return all(each.done() for each in self._steps)
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits until the step has ended.
@@ -68,18 +68,22 @@ class AsyncStep:
             UnsupportedError: in a forked child; the save belongs to the parent.
             Also the error with which the step has ended.
         """
-        return self._result(_seconds(timeout))
+        seconds = _seconds(timeout)
+        self._before()
+        for each in self._steps:
+            each.result(seconds)
+        return self._value()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error with which the step has ended, or None. Waits and raises as `result` does."""
-        if not self._done():
+        if not self.done():
             try:
-                self._result(_seconds(timeout))
+                self.result(timeout)
             except Exception:
-                if not self._done():
+                if not self.done():
                     raise
         try:
-            self._result(0)
+            self.result(0)
         except Exception as error:
             return error
         return None
@@ -90,7 +94,14 @@ class AsyncStep:
         It runs on a thread of Tilestone, unless the step has ended before. What it raises is
         logged.
         """
-        self._on_done(lambda: callback(self))
+
+        def after(number: int) -> None:
+            if number == len(self._steps):
+                callback(self)
+            else:
+                self._steps[number].on_done(lambda: after(number + 1))
+
+        after(0)
 
     def __repr__(self) -> str:
         return f"AsyncStep({'done' if self.done() else 'in progress'})"
@@ -114,8 +125,8 @@ class AsyncSave:
     def __init__(self, core: _core.AsyncSave) -> None:
         """Called by `async_save`."""
         self._core = core
-        self.staged = AsyncStep(core.is_staged, core.wait_staged, core.on_staged)
-        self.durable = AsyncStep(core.is_durable, core.result, core.on_durable)
+        self.staged = AsyncStep([core.staged], core.seal)
+        self.durable = AsyncStep([core.durable], core.seal, core.result)
         self.save_id: str = core.save_id
         self.bytes: int = core.bytes
         self.skipped: bool = core.skipped
@@ -167,7 +178,7 @@ def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> As
         core = _core.async_save(
             call.comm, call.prepare, call.location, call.limit, options, watched, call.bare()
         )
-        core.on_durable(until_the_end.pop_all().close)
+        core.durable.on_done(until_the_end.pop_all().close)
         return AsyncSave(core)
 
 

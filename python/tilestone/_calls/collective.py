@@ -96,6 +96,13 @@ def files_of(by_files: Any) -> ByFiles:
     return by_files
 
 
+def check_options(options: SaveOptions) -> None:
+    """Raises what a save with these options raises, but for what needs its state and its ranks."""
+    if options.copies is not None:
+        options = dataclasses.replace(options, copies=LocalCopies(()))
+    _core.check_options(options.fill(_core.SaveOptions()))
+
+
 class Prepared(abc.ABC):
     """A state that is made within a call, and receives the result in a load's last round.
 

@@ -104,10 +104,8 @@ def convert(
         options.layout_file = "" if layout is None else os.fsdecode(layout)
         options.shard_bytes = valid.whole("shard_size", shard_size, 64)
         options.dry_run = valid.flag("dry_run", dry_run)
-        function = renaming("rename", rename)
-        return _core.convert(
-            valid.directory(source), valid.directory(target), options, function, sink
-        )
+        options.rename_by = renaming("rename", rename)
+        return _core.convert(valid.directory(source), valid.directory(target), options, sink)
 
 
 def gc(

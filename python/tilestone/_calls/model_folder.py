@@ -230,4 +230,4 @@ class NewFolder:
         options.other_file = other_file
         options.timeout = _core.DEFAULT_TIMEOUT
         source, target = os.fsencode(self.pieces), os.fsencode(self.model)
-        _core.convert(source, target, options, None, None, comm)
+        _core.convert(source, target, options, None, comm)

@@ -29,9 +29,6 @@ class BegunSave:
 
     Attributes:
         save_id: the unique name of this attempt.
-        items: number of chunks and objects that this rank writes, without copies. 0 in a save by
-            files if this rank's part was published before.
-        bytes: bytes of the elements of the arrays that this rank writes, copies included.
     """
 
     def __init__(self, core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> None:
@@ -39,15 +36,8 @@ class BegunSave:
         self._core = core
         self._open = until_the_end
         self.save_id: str = core.save_id
-        self.items: int = core.items
-        self.bytes: int = core.bytes
         # This also runs at the end of the program, while threads and process groups still exist.
         self._end = weakref.finalize(self, _give_up, core, until_the_end)
-
-    @property
-    def next(self) -> str:
-        """The next step: "stage or write", "write", "report" or "publish"; "" after the last."""
-        return self._core.next
 
     def stage(self) -> None:
         """Copies the arrays that this rank writes, also those inside objects, into staging memory.
@@ -57,7 +47,7 @@ class BegunSave:
         and the save holds references to them until then.
 
         Raises:
-            InvalidArgumentError: this is not the next step.
+            InvalidArgumentError: the save is over.
             StorageError: there is not enough memory.
             TimeoutError: the save's timeout has passed.
         """
@@ -69,7 +59,7 @@ class BegunSave:
         If writing fails, the error is raised by `report`, which also tells the other ranks.
 
         Raises:
-            InvalidArgumentError: this is not the next step.
+            InvalidArgumentError: the save is over.
         """
         self._step(self._core.write)
 
@@ -77,7 +67,7 @@ class BegunSave:
         """Tells the other ranks what this one wrote. With a communicator every rank must call it.
 
         Raises:
-            InvalidArgumentError: this is not the next step.
+            InvalidArgumentError: the save is over.
             Also, as `tilestone.save`, the error with which writing failed on this rank or, with a
             communicator, on any rank.
         """
@@ -93,7 +83,7 @@ class BegunSave:
             whether this rank was the last one and published the checkpoint.
 
         Raises:
-            InvalidArgumentError: this is not the next step.
+            InvalidArgumentError: the save is over.
             Also everything that `tilestone.save` raises.
         """
         result = self._step(self._core.publish)
@@ -114,7 +104,7 @@ class BegunSave:
         try:
             return step()
         finally:
-            if not self._core.next:
+            if self._core.is_over:
                 self._open.close()
 
     def __enter__(self) -> BegunSave:
@@ -122,9 +112,6 @@ class BegunSave:
 
     def __exit__(self, *_: object) -> None:
         self.give_up()
-
-    def __repr__(self) -> str:
-        return f"BegunSave(save_id={self.save_id!r}, next={self.next!r})"
 
 
 def _give_up(core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
@@ -107,9 +106,9 @@ class StoredTensor:
                 or is none of an int, a slice, or one Ellipsis.
         """
         picks = [self._pick(one, dim) for dim, one in enumerate(self._one_per_dim(index))]
-        array = self.read([(pick.begin, pick.end) for pick in picks])
+        array = self.read([_ends(pick) for pick in picks])
         for dim in reversed(range(self.ndim)):
-            array = picks[dim].of(array, dim)
+            array = _taken(picks[dim], array, dim)
         return array
 
     def _one_per_dim(self, index: Index) -> list[Any]:
@@ -121,29 +120,19 @@ class StoredTensor:
         at = gaps[0] if gaps else len(parts)
         return [*parts[:at], *[slice(None)] * missing, *parts[at + len(gaps) :]]
 
-    def _pick(self, part: Any, dim: int) -> _Pick:
-        n = self.shape[dim]
-        if isinstance(part, slice):
-            try:
-                wanted = range(n)[part]
-            except (TypeError, ValueError) as error:
-                raise InvalidArgumentError(f"{part}: {error}", key=self.key) from None
-            if not wanted:
-                return _Pick(0, 0, 1)
-            return _Pick(min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1, wanted.step)
-        if isinstance(part, bool):
-            raise self._misfit(part)
+    def _pick(self, part: Any, dim: int) -> range | int:
+        """Of the indices along a dim, those that a part of an index takes."""
         try:
-            at = operator.index(part)
-        except TypeError:
-            raise self._misfit(part) from None
-        if not -n <= at < n:
-            # Iteration over a sequence ends with an IndexError.
+            if isinstance(part, bool):
+                raise self._misfit(part)
+            picked: range | int = range(self.shape[dim])[part]
+            return picked
+        except IndexError:  # with which iteration over a sequence ends
             raise _OutsideError(
-                f"the index {at} is outside dim {dim} of the shape {self.shape}", key=self.key
-            )
-        at %= n
-        return _Pick(at, at + 1, 0)
+                f"the index {part} is outside dim {dim} of the shape {self.shape}", key=self.key
+            ) from None
+        except (TypeError, ValueError):
+            raise self._misfit(part) from None
 
     def _misfit(self, index: object) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -160,20 +149,20 @@ class _OutsideError(InvalidArgumentError, IndexError):
     """An integer index outside the tensor."""
 
 
-class _Pick(NamedTuple):
-    """What an index takes of one dim: the range that is read; of it every step-th element, the last
-    one first if `step` is negative; the dim itself goes if `step` is 0."""
+def _ends(pick: range | int) -> tuple[int, int]:
+    """The range that is read of a dim."""
+    if isinstance(pick, int):
+        return pick, pick + 1
+    ends = sorted((pick[0], pick[-1])) if pick else (0, -1)
+    return ends[0], ends[1] + 1
 
-    begin: int
-    end: int
-    step: int
 
-    def of(self, array: Any, dim: int) -> Any:
-        before = (slice(None),) * dim
-        if self.step == 0:
-            return array[(*before, 0)]
-        if self.step < 0:
-            # torch knows no negative steps.
-            array = array.flip(dim) if hasattr(array, "flip") else array[(*before, slice(None, None, -1))]
-        step = abs(self.step)
-        return array if step == 1 else array[(*before, slice(None, None, step))]
+def _taken(pick: range | int, array: Any, dim: int) -> Any:
+    """What a pick takes of the range that was read; a dim of which it takes one index goes."""
+    before = (slice(None),) * dim
+    if isinstance(pick, int):
+        return array[(*before, 0)]
+    if pick and pick.step < 0:  # torch knows no negative steps
+        array = array.flip(dim) if hasattr(array, "flip") else array[(*before, slice(None, None, -1))]
+    step = abs(pick.step) if pick else 1
+    return array if step == 1 else array[(*before, slice(None, None, step))]

@@ -114,33 +114,55 @@ def _maker(*names: str) -> Callable[[Maker], Maker]:
 
 
 def _positional(
-    name: str, make: Any, *signatures: tuple[type, ...], kinds: tuple[str, ...] = ("call",)
+    name: str, make: Any, *signatures: tuple[Any, ...], kinds: tuple[str, ...] = ("call",)
 ) -> None:
-    """Registers a type with the types of its arguments; `object` stands for any type."""
+    """Registers a type with what its arguments are: of a type, `object` for any, or as a function of
+    the argument says."""
 
     @_maker(name)
     def made(opaque: Description) -> Any:
         args = _bare(opaque, kinds)
-        given = tuple(map(type, args))
-        _check(any(_is_like(given, signature) for signature in signatures))
+        _check(any(_is_like(args, signature) for signature in signatures))
         return make(*args)
 
 
-def _is_like(given: tuple[type, ...], signature: tuple[type, ...]) -> bool:
-    pairs = zip(given, signature)
-    return len(given) == len(signature) and all(kind in (one, object) for one, kind in pairs)
+def _is_like(args: tuple[Any, ...], signature: tuple[Any, ...]) -> bool:
+    return len(args) == len(signature) and all(
+        kind in (type(one), object) if isinstance(kind, type) else kind(one)
+        for one, kind in zip(args, signature)
+    )
 
 
+def _bytes_of(size: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is bytes and len(value) == size
+
+
+def _like(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: type(value) is str and re.fullmatch(pattern, value) is not None
+
+
+def _is_zone(value: Any) -> bool:
+    return type(value) in (type(None), datetime.timezone)
+
+
+_positional("builtins.bytearray", bytearray, (), (bytes,), (str, _like("latin-?1")))
 _positional("builtins.complex", complex, (float, float), kinds=("call", "new"))
 _positional("builtins.range", range, (int, int, int))
 _positional("builtins.slice", slice, (object, object, object))
 _positional("builtins.set", set, (), (list,))
 _positional("builtins.frozenset", frozenset, (), (list,))
+_positional("datetime.date", datetime.date, (_bytes_of(4),))
+_positional("datetime.time", datetime.time, (_bytes_of(6),), (_bytes_of(6), _is_zone))
+_positional("datetime.datetime", datetime.datetime, (_bytes_of(10),), (_bytes_of(10), _is_zone))
 _positional("datetime.timedelta", datetime.timedelta, (int, int, int))
 _positional(
     "datetime.timezone", datetime.timezone, (datetime.timedelta,), (datetime.timedelta, str)
 )
 _positional("decimal.Decimal", decimal.Decimal, (str,))
+# One argument up to Python 3.11; without an exponent, which could be an enormous power of ten.
+_positional(
+    "fractions.Fraction", fractions.Fraction, (int, int), (_like("-?[0-9]+(/[0-9]+)?"),)
+)
 _positional("uuid.SafeUUID", uuid.SafeUUID, (int,), (type(None),))
 
 
@@ -162,43 +184,7 @@ def _bytes_io(opaque: Description) -> io.BytesIO:
     return made
 
 
-@_maker("builtins.bytearray")
-def _bytearray(opaque: Description) -> bytearray:
-    args = _bare(opaque)
-    if len(args) == 2:
-        _check(type(args[0]) is str and args[1] in ("latin-1", "latin1"))
-        return bytearray(args[0].encode("latin-1"))
-    _check(not args or (len(args) == 1 and type(args[0]) is bytes))
-    return bytearray(*args)
-
-
-# ---- datetime, numbers, names ----
-
-
-@_maker("datetime.date")
-def _date(opaque: Description) -> datetime.date:
-    args = _bare(opaque)
-    _check(len(args) == 1 and type(args[0]) is bytes and len(args[0]) == 4)
-    return datetime.date(*args)
-
-
-@_maker("datetime.time", "datetime.datetime")
-def _time(opaque: Description) -> Any:
-    args = _bare(opaque)
-    size = 6 if opaque.name == "time" else 10
-    _check(1 <= len(args) <= 2 and type(args[0]) is bytes and len(args[0]) == size)
-    _check(len(args) == 1 or type(args[1]) in (type(None), datetime.timezone))
-    return getattr(datetime, opaque.name)(*args)
-
-
-@_maker("fractions.Fraction")
-def _fraction(opaque: Description) -> fractions.Fraction:
-    args = _bare(opaque)
-    if len(args) == 1:  # up to Python 3.11; no exponent, which could be an enormous power of ten
-        _check(type(args[0]) is str and re.fullmatch(r"-?[0-9]+(/[0-9]+)?", args[0]) is not None)
-    else:
-        _check(len(args) == 2 and _all_are(int, args))
-    return fractions.Fraction(*args)
+# ---- Names ----
 
 
 @_maker("uuid.UUID")
@@ -394,31 +380,20 @@ def _torch() -> Any:
     return torch
 
 
-@_maker("torch.Size")
-def _size(opaque: Description) -> Any:
-    args = _bare(opaque)
-    _check(len(args) == 1 and type(args[0]) in (tuple, list) and _all_are(int, args[0]))
-    return _torch().Size(args[0])
+def _are_sizes(value: Any) -> bool:
+    return type(value) in (tuple, list) and _all_are(int, value)
 
 
-@_maker("torch.device")
-def _device(opaque: Description) -> Any:
-    args = _bare(opaque)
-    _check(1 <= len(args) <= 2 and type(args[0]) is str and _all_are(int, args[1:]))
-    try:
-        return _torch().device(*args)
-    except RuntimeError:  # this version of torch doesn't know the kind of device
-        raise _UnexpectedPickleError from None
-
-
-@_maker("torch.serialization._get_layout")
-def _layout(opaque: Description) -> Any:
-    args = _bare(opaque)
-    _check(len(args) == 1 and type(args[0]) is str)
+def _layout(name: str) -> Any:
     torch = _torch()
-    found = getattr(torch, args[0].removeprefix("torch."), None)
+    found = getattr(torch, name.removeprefix("torch."), None)
     _check(isinstance(found, torch.layout))
     return found
+
+
+_positional("torch.Size", lambda sizes: _torch().Size(sizes), (_are_sizes,))
+_positional("torch.device", lambda *args: _torch().device(*args), (str,), (str, int))
+_positional("torch.serialization._get_layout", _layout, (str,))
 
 
 @_maker("torch._utils._rebuild_parameter_with_state")
@@ -429,10 +404,7 @@ def _parameter(opaque: Description) -> Any:
     _check(len(args) == 4 and type(args[0]) is torch.Tensor and type(args[1]) is bool)
     _check(not args[2] and type(args[3]) is dict and _all_are(str, args[3]))
     _check(not any(hasattr(torch.nn.Parameter, name) for name in args[3]))
-    try:
-        made = torch.nn.Parameter(args[0], args[1])
-    except RuntimeError:  # a dtype that can't have gradients
-        raise _UnexpectedPickleError from None
+    made = torch.nn.Parameter(args[0], args[1])
     vars(made).update(args[3])
     return made
 
@@ -476,5 +448,5 @@ def made(opaque: Description) -> Any:
             return _GLOBALS.get(opaque.full_name, opaque)
         maker = _MAKERS.get(opaque.full_name)
         return opaque if maker is None else maker(opaque)
-    except (_UnexpectedPickleError, TypeError, ValueError, ArithmeticError, NotImplementedError):
-        return opaque
+    except (_UnexpectedPickleError, TypeError, ValueError, ArithmeticError, RuntimeError):
+        return opaque  # RuntimeError: a device or dtype that this torch does not know

@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         'own_rank': ('std::optional<int>', "Load alone, as this rank of the job (0 or more), without communication; `group` must not be given. From a rank-local checkpoint (torch's use_collectives=False) this rank reads only its own metadata if that holds everything wanted, just as this rank wrote it; otherwise it reads the metadata of all ranks. Other ranks need not call."),
         'format': ('std::shared_ptr<const Format>', 'The file format, "torch_dist" or "zarr"; None: found from the files. Must be the same on every rank.'),
         'unmarked': ('std::shared_ptr<const Dialect>', "The dialect of a checkpoint of which no file names one: Megatron-Core's, before metadata.json is written. Default: PyTorch's. Must be the same on every rank."),
-        'cast': ('bool', "Convert from the stored dtype to the wanted one where they differ, as torch's .to() does (a value too large for float8_e4m3fn becomes the largest number of that dtype)."),
+        'cast': ('bool', "Convert from the stored dtype to the wanted one where they differ, as torch's .to() does; but what is too large for float8_e4m3fn or an integer becomes the nearest, NaN the integer 0."),
         'differences': ('Differences', 'what to do about differences between templates and checkpoint.'),
         'checks': ('Checks', 'what is checked.'),
         'reading': ('Reading', 'how files are read.'),

@@ -108,7 +108,7 @@ class Watched:
 
     def started(self, core: _core.AsyncSave) -> None:
         """Called when the save has begun, at the end of its call: steps of optimizers seal it."""
-        if not core.is_staged():
+        if not core.staged.done():
             _seal_before_steps(core, self)
 
     def changed(self) -> str | None:
@@ -158,15 +158,16 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _seal(save: _core.AsyncSave) -> None:
     """Ends the staging. If that fails, it raises nothing: `AsyncSave.durable` has the error."""
     try:
-        save.wait_staged(math.inf)
+        save.seal()
+        save.staged.result(math.inf)
     except Exception as error:  # perhaps of a signal's handler
-        if not save.is_staged() or not _is_failure_of(save, error):
+        if not save.staged.done() or not _is_failure_of(save, error):
             raise
 
 
 def _is_failure_of(staged: _core.AsyncSave, error: Exception) -> bool:
     try:
-        staged.wait_staged(0)
+        staged.staged.result(0)
     except Exception as failure:
         return failure is error or repr(failure) == repr(error)
     return False
@@ -182,4 +183,4 @@ def _seal_before_steps(save: _core.AsyncSave, watched: Watched) -> None:
     """Lets the next step of an optimizer seal the save first."""
     _install()
     _pending[save] = watched
-    save.on_staged(lambda: _pending.pop(save, None))
+    save.staged.on_done(lambda: _pending.pop(save, None))

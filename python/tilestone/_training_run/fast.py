@@ -76,17 +76,7 @@ class HostSave(AsyncSave):
     def __init__(self, core: _core.AsyncSave, drained: _core.Pending) -> None:
         super().__init__(core)
         self.local = self.durable
-
-        def result(seconds: float) -> Any:
-            found = core.result(seconds)
-            drained.result(seconds)
-            return found
-
-        self.durable = AsyncStep(
-            lambda: core.is_durable() and drained.done(),
-            result,
-            lambda callback: drained.on_done(lambda: core.on_durable(callback)),
-        )
+        self.durable = AsyncStep([core.durable, drained], core.seal, core.result)
 
 
 #: Groups that no tier uses any more, by their names. They stay: other ranks may still be connected.

@@ -50,11 +50,13 @@ class InFlight:
 
         Raises:
             UnsupportedError: in a forked child.
+            InvalidArgumentError: in a callback of that save.
         """
         if self.is_of_parent:
             raise UnsupportedError(
                 f"the save of step {self.step} belongs to the process that this one was forked from",
                 hint="go on with the manager in the parent, or make another one here",
             )
+        self.saving._core.expect_other_thread()
         self.saving.staged.exception()  # seals it, with stage="lazy"
         return self._ended.wait(seconds)

@@ -8,12 +8,12 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilestone import _core
 from tilestone._calls import opening
 from tilestone._calls.async_save import AsyncSave
-from tilestone._calls.collective import prepared
+from tilestone._calls.collective import check_options, prepared
 from tilestone._calls.session import Session
 from tilestone._errors import (
     CheckpointError,
@@ -161,7 +161,7 @@ class CheckpointManager:
         if "in_flight" in options:
             raise InvalidArgumentError("in_flight is fixed by the manager: a save waits for the last")
         kind = AsyncSaveOptions if self._in_background else SaveOptions
-        checked("manager's save", kind, options)
+        check_options(checked("manager's save", kind, options))
         self._keep = keep
         directory = valid.directory(run_dir)
         if not directory or b"\0" in directory:
@@ -182,8 +182,9 @@ class CheckpointManager:
             self._fast is not None,
         )
         self._options: AsyncSaveKeywords = options
+        place = _core.identity_of(directory).encode("utf-8", "backslashreplace").decode()
         return [
-            ("run_dir", _core.identity_of(directory)), ("every", str(int(every))),
+            ("run_dir", place), ("every", str(int(every))),
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
             ("async_save", str(async_save)),
         ]  # fmt: skip
@@ -291,12 +292,7 @@ class CheckpointManager:
                 return False
             numbers = numbers_of(metrics)
         except InvalidArgumentError as error:
-            self._wait_for_last()
-            try:
-                self._write(0, Refused(error), "")  # every rank raises it
-            finally:
-                self._run.failed()
-            raise
+            self._refuse_save(error)
         self._wait_for_last()
         options: Any = self._options
 
@@ -323,6 +319,15 @@ class CheckpointManager:
             valid.limit_of(self._timeout), difference, write,
         )  # fmt: skip
         return True
+
+    def _refuse_save(self, error: InvalidArgumentError) -> NoReturn:
+        """Raises why this rank refuses the arguments of a save, in a save that every rank makes."""
+        self._wait_for_last()
+        try:
+            self._write(0, Refused(error), "")
+        finally:
+            self._run.failed()
+        raise error
 
     def _wait_for_last(self) -> None:
         if self._in_flight is not None:

@@ -22,11 +22,11 @@ class MappedReads;
 // A damaged place that verify found.
 struct Damage {
   std::string file;     // "": elements of a tensor that no file holds
-  uint64_t offset = 0;  // bytes
+  uint64_t offset = 0;  // bytes, in the file
   uint64_t size = 0;    // bytes; the damage lies within this range
   std::string key;      // "": the bytes belong to no item
   std::string problem;
-  bool unsafe = false;  // looks like an attack, not like damage; reads throw kUnsafe
+  bool unsafe = false;  // looks like an attack, not like damage; reads throw Error(kUnsafe)
   bool copy = false;    // a copy is damaged, not the item that the index names
   // The file with an intact instance of the same item, which loads read instead. For an item that
   // repair has encoded anew, the file of the index that describes it. "": there is none.
@@ -53,7 +53,7 @@ struct VerifyReport {
   uint64_t items_without_checksum = 0;  // items whose writer recorded no checksum
   std::vector<Damage> damages;          // ordered by file and offset
   std::vector<ShortFile> short_files;   // in the order of their names
-  std::vector<std::string> notes;       // Metadata::notes
+  std::vector<std::string> notes;       // what the files have beside the checkpoint
   double seconds = 0;
   bool ok() const { return damages.empty(); }
   bool any_unsafe() const;
@@ -168,7 +168,7 @@ class Checkpoint {
 // Rewrites damaged files of a checkpoint from their intact parts and from copies.
 
 struct RepairReport {
-  // As the first verification reported them. What another repair has mended meanwhile is left out.
+  // Damages, as found before the repair. What another repair has mended meanwhile is left out.
   std::vector<Damage> mended;
   VerifyReport now;  // what verify finds after the repair
 };

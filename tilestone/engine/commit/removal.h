@@ -13,7 +13,7 @@
 namespace tilestone {
 
 struct Removal {
-  std::vector<std::string> keys;   // removed: keys of tensors and unique keys of objects, sorted
+  std::vector<std::string> keys;   // of tensors, and unique keys of objects; sorted
   std::vector<std::string> files;  // data files that were removed as a whole, sorted
   uint64_t bytes = 0;              // total size of these files
   bool by_other = false;           // another caller removed the keys while this one waited

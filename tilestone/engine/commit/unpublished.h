@@ -16,11 +16,11 @@ namespace tilestone {
 struct UnpublishedSave {
   std::string save_id;
   int world_size = 0;             // 0 if its head can't be read
-  std::string format, dialect;    // "torch_dist", "pytorch"
-  size_t missing_count = 0;       // ranks that have not reported
+  std::string format, dialect;    // that were passed to the save
+  size_t missing_count = 0;       // how many ranks have not written
   std::vector<int> missing = {};  // the lowest of them, at most 16
   std::string failure = {};       // the error with which it has failed; "" if it has not
-  // Or failed: it can't become a checkpoint any more; gc removes its files.
+  // Abandoned or failed: it can't become a checkpoint any more; gc removes its files.
   bool abandoned = false;
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if
   // one holds its claim or a file changed, false if not for at least a minute, nullopt if not

@@ -84,7 +84,7 @@ struct ConvertedKey {
 struct ConvertResult {
   std::string format;  // of the new checkpoint
   std::string dialect;
-  std::vector<ConvertedKey> keys;  // sorted by `to`
+  std::vector<ConvertedKey> keys;  // in the order of the new keys
   uint64_t left_out = 0;           // keys of the source that the options leave out
   bool has_common = false;         // Megatron-Core's common state was copied
   uint64_t bytes = 0;              // of the tensors, as written

@@ -19,8 +19,8 @@ struct DeltaOptions {
 };
 
 struct DeltaReport {
-  std::string base, result;  // ids: of keys, dtypes, shapes and CRC-32s
-  uint64_t unchanged = 0;    // tensors
+  std::string base, result;  // version ids, of keys, dtypes, shapes and CRC-32s
+  uint64_t unchanged = 0;    // number of tensors
   uint64_t changed = 0;
   uint64_t added = 0;  // with those whose dtype or shape has changed
   uint64_t removed = 0;

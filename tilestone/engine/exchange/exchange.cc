@@ -35,7 +35,7 @@ class RoundsAhead {
       : most_(most),
         more_(std::move(more)),
         make_(std::move(make)),
-        call_(CallScope::current()),
+        worked_for_(CallScope::current()),
         thread_([this] { run(); }) {}
   // Waits for the round that is being made.
   ~RoundsAhead() {
@@ -66,7 +66,7 @@ class RoundsAhead {
 
  private:
   void run() {
-    const CallScope scope(call_);
+    const CallScope scope(worked_for_);
     std::exception_ptr failure;
     try {
       while (more_()) {
@@ -93,10 +93,10 @@ class RoundsAhead {
   std::condition_variable changed_;
   std::deque<std::vector<Bytes>> rounds_;
   std::exception_ptr failure_;
-  bool ended_ = false;    // no round follows those in rounds_
-  bool stopped_ = false;  // no more rounds are wanted
-  void* const call_;      // the call that the thread works for
-  std::thread thread_;    // the last member, because it uses the others
+  bool ended_ = false;          // no round follows those in rounds_
+  bool stopped_ = false;        // no more rounds are wanted
+  const WorkedFor worked_for_;  // by the thread
+  std::thread thread_;          // the last member, because it uses the others
 };
 
 class Exchange {

@@ -380,18 +380,18 @@ struct Keep {
 
 struct SaveResult {
   std::string save_id;
-  uint64_t bytes_written = 0;  // by this rank
-  uint64_t items_written = 0;  // by this rank, without copies
-  uint64_t copies = 0;         // by this rank (SaveOptions::copies)
-  uint64_t copy_bytes = 0;     // elements and objects' items; included in bytes_written
-  // Bytes of this rank's items in files that SaveOptions::reuse shares; not in bytes_written.
+  uint64_t bytes_written = 0;  // that this rank wrote
+  uint64_t items_written = 0;  // that this rank wrote, without copies
+  uint64_t copies = 0;         // that this rank wrote of shards that others write
+  uint64_t copy_bytes = 0;     // of these copies; included in bytes_written
+  // Of this rank's items in files of an earlier checkpoint (`reuse`); not in bytes_written.
   uint64_t bytes_shared = 0;
-  // The ranks' common states were compared and differ (Checks::common_differs).
+  // Whether the ranks' common states were compared and differ (Checks::common_differs).
   bool common_differs = false;
-  // False only by files without `wait`: other ranks are still writing.
+  // Whether the checkpoint exists. False only by files without `wait`: others still write.
   bool published = true;
-  // "planning", "staging" (only if it was taken), "writing", "reporting" and "publishing", in this
-  // order. What a program did between the steps is in none of them.
+  // Seconds of this rank's steps: "preparing" (in Python, the state), "planning", "staging" (if it
+  // was taken), "writing", "reporting" and "publishing". What came between them is in none of them.
   std::vector<StepTime> timings = {};
 };
 
@@ -420,8 +420,8 @@ struct LoadOptions {
   // The dialect of a checkpoint of which no file names one: Megatron-Core's, before metadata.json
   // is written. Default: PyTorch's. Must be the same on every rank.
   std::shared_ptr<const Dialect> unmarked = nullptr;
-  // Convert from the stored dtype to the wanted one where they differ, as torch's .to() does (a
-  // value too large for float8_e4m3fn becomes the largest number of that dtype).
+  // Convert from the stored dtype to the wanted one where they differ, as torch's .to() does; but
+  // what is too large for float8_e4m3fn or an integer becomes the nearest, NaN the integer 0.
   bool cast = false;
   Differences differences = {};  // what to do about differences between templates and checkpoint
   Checks checks = {};            // what is checked

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/pending_internal.h"
 
@@ -48,7 +49,15 @@ bool Pending::State::done() {
   return done_;
 }
 
+void Pending::State::expect_other_thread() {
+  if (CallScope::current().step != this || done()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "a callback of " + what_ + " waits for that save itself, which would never end")
+      .with_hint("in a callback, note only what is to be done, and wait elsewhere");
+}
+
 bool Pending::State::wait(Deadline deadline) {
+  expect_other_thread();
   while (!done() && !deadline.expired()) {
     std::unique_lock lock(mutex_);
     const auto time = std::min(deadline.wait_time(), limit_.wait_time());

@@ -29,6 +29,9 @@ struct Pending::State {
   bool end(std::exception_ptr failure);
   bool done();
   bool wait(Deadline deadline);
+  // Error(kInvalidArgument) if this thread works for the step (base/call_scope.h), so that a wait
+  // for its end would not end: in a callback of the save. wait() begins with it.
+  void expect_other_thread();
   void on_done(std::function<void()> callback);
   // Once it has ended. `asked`: the caller passes the failure on to the user.
   std::exception_ptr failure(bool asked);

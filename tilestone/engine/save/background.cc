@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
 
 namespace tilestone {
@@ -28,6 +29,7 @@ Background::Shared::Shared(About given, const Deadline& limit, std::shared_ptr<I
 
 // A failure of `tidy` leaves leftovers.
 void Background::Shared::run(const Work& work) {
+  const CallScope scope({.step = durable.get()});
   std::exception_ptr failure;
   try {
     result = work.save();
@@ -98,7 +100,6 @@ void Background::start(Work work) {
   shared_->lazy = work.lazy;
   shared_->over = false;
   try {
-    // It belongs to no call (base/call_scope.h).
     thread_ = std::thread([shared = shared_, work = std::move(work)]() mutable {
       shared->run(work);
       work = {};  // what it owns is released before the thread counts as ended

@@ -66,11 +66,6 @@ void SaveInSteps::run_step(const std::function<void()>& step) {
   }
 }
 
-uint64_t SaveInSteps::items() const {
-  const Assignment& mine = share().assignment;
-  return mine.chunks.size() + mine.objects.size();
-}
-
 void SaveInSteps::plan(const MadeRequest& request) {
   run_step([&] {
     std::visit([&](auto& saving) { plan_step(saving, request, session_.get()); }, *saving_);

@@ -59,9 +59,8 @@ class SaveInSteps {
   SaveResult publish();
 
   const SaveShare& share() const { return planned().share; }
-  // What this rank writes: chunks of tensors, and objects, without copies; and the bytes of the
-  // tensors' elements, with copies. 0 if its part was already saved before (by files).
-  uint64_t items() const;
+  // Of the elements of the tensors that this rank writes, with copies. 0 if its part was already
+  // saved before (by files).
   uint64_t bytes() const { return share().bytes(); }
 
  private:

@@ -18,7 +18,6 @@ class SteppedSave {
  public:
   explicit SteppedSave(std::unique_ptr<engine::SaveInSteps> save) : save_(std::move(save)) {}
 
-  uint64_t items() const { return save_->items(); }
   uint64_t bytes() const { return save_->bytes(); }
   SteppedSave stage() { return after(&engine::SaveInSteps::stage, nullptr); }
   SteppedSave write() { return after(&engine::SaveInSteps::write); }

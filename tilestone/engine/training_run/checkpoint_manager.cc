@@ -19,6 +19,7 @@ CheckpointManager::CheckpointManager(Location run, ManagerOptions options)
     : options_(std::move(options)),
       run_(std::move(run), run_options(options_)),
       session_(options_.comm, options_.saving.timeout) {
+  engine::check_options(options_.saving);
   run_.expect_same_steps(options_.comm, engine::deadline_of(options_.saving));
 }
 

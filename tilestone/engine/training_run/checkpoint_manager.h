@@ -70,15 +70,15 @@ std::string_view to_string(StepState state);  // "durable", "unfinished", "damag
 // What a step's folder holds. Contents of tensors are not read: Checkpoint::verify() does that.
 struct StepInfo {
   uint64_t step = 0;
-  std::string name;  // of the folder
-  StepState state = StepState::kUnfinished;
-  std::string problem = {};  // why it is not durable, as a clause
-  bool is_saved_to = false;  // a save, a repair or a removal is under way there
-  bool is_link = false;      // the folder is a symbolic link; it is never pruned
+  std::string name;                          // of the folder
+  StepState state = StepState::kUnfinished;  // "durable", "unfinished", "damaged" or "foreign"
+  std::string problem = {};                  // why it is not durable, as a clause; "" if it is
+  bool is_saved_to = false;                  // a save, a repair or a removal is under way there
+  bool is_link = false;                      // the folder is a symbolic link; it is never pruned
   std::string format = {};   // "torch_dist"; "" if there is no checkpoint that can be read
   std::string dialect = {};  // "pytorch"
-  std::string writer = {};   // "Tilestone 0.1.0"
-  uint64_t bytes = 0;        // of all files
+  std::string writer = {};   // the program that saved it: "Tilestone 0.1.0"
+  uint64_t bytes = 0;        // of all its files
   std::optional<double> time = std::nullopt;   // when it was saved, in seconds since 1970
   std::map<std::string, double> metrics = {};  // that were given to CheckpointManager::save
   std::string save_id = {};                    // of the checkpoint; "": not known

@@ -63,19 +63,6 @@ void warn_of_misnamed(const Location& run) {
   }
 }
 
-// Refuses a checkpoint where a run's directory is expected, instead of starting a new run.
-void refuse_checkpoint(const Location& location) {
-  if (!may_be_checkpoint(location.storage())) return;
-  const std::filesystem::path path = location.identity();
-  const std::string name = path.filename().string();
-  const auto step = StepNames(kIterationPattern).step_of(name);
-  throw Error(ErrorCode::kInvalidArgument,
-              "a checkpoint is given where the directory of a run is expected")
-      .with_file(path.string())
-      .with_hint("give " + path.parent_path().string() +
-                 (step ? fmt::format(", and ckpt_step={}", *step) : std::string()));
-}
-
 // The newest checkpoint that can be loaded. `tried`: what the tracker names; `why`: why that is not
 // the answer.
 std::optional<MegatronStep> newest_valid(const Location& run,
@@ -112,7 +99,7 @@ std::optional<MegatronStep> newest_valid(const Location& run,
                             run.describe(), damaged->what()))
         .with_hint("remove it to start a new run");
   }
-  refuse_checkpoint(run);
+  expect_run(run);
   return std::nullopt;
 }
 
@@ -161,6 +148,17 @@ MegatronChoice choice_of(const MegatronPlaces& places, uint64_t iteration) {
 
 std::string MegatronStep::name() const {
   return release ? std::string(kRelease) : fmt::format("iter_{:07}", iteration);
+}
+
+void expect_run(const Location& location) {
+  if (!may_be_checkpoint(location.storage())) return;
+  const std::filesystem::path path = location.identity();
+  const auto step = StepNames(kIterationPattern).step_of(path.filename().string());
+  throw Error(ErrorCode::kInvalidArgument,
+              "a checkpoint is given where the directory of a run is expected")
+      .with_file(path.string())
+      .with_hint("give " + path.parent_path().string() +
+                 (step ? fmt::format(", and ckpt_step={}", *step) : std::string()));
 }
 
 MegatronStep read_megatron_tracker(const Location& run, const std::string& name) {

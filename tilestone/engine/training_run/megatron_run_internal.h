@@ -24,6 +24,9 @@ struct MegatronStep {
   friend bool operator==(const MegatronStep&, const MegatronStep&) = default;
 };
 
+// Error(kInvalidArgument) if the location is itself a checkpoint, whose folder no run can have.
+void expect_run(const Location& location);
+
 // What a tracker file names. Error(kNotFound): there is no such file; kCorrupt: it holds neither an
 // iteration nor "release"; kIo: it can't be read.
 MegatronStep read_megatron_tracker(const Location& run, const std::string& name = kMegatronTracker);

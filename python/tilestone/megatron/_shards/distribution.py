@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Group
@@ -68,44 +68,34 @@ def distribute_shards_to_ranks(
         InvalidArgumentError: a shard has no holders, or a rank is outside the group.
     """
     outside = set(cross_parallelization_group_loads)
-    size = {shard: int(shard_to_size[shard]) for shard in shard_to_ranks}
     order = sorted(
         shard_to_ranks,
         key=lambda shard: (
             shard in outside,
             len(shard_to_ranks[shard]),
-            -size[shard],
+            -int(shard_to_size[shard]),
             _sortable(shard),
         ),
     )
-    sets, holders = _distinct([shard_to_ranks[shard] for shard in order])
-    ranks = _core.distribute_shards(
-        [size[shard] for shard in order],
-        holders,
-        [shard in outside for shard in order],
-        sets,
-        num_ranks,
-    )
-    return dict(zip(order, ranks, strict=True))
-
-
-def _distinct(lists: list[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """The distinct lists among some lists of ranks, and for each list its number among them."""
-    sets: list[list[int]] = []
-    numbers: dict[tuple[int, ...], int] = {}
-    found: list[int] = []
-    last: Sequence[int] | None = None
-    for ranks in lists:
-        # Neighbours often have the same ranks, and comparing is faster than hashing.
-        if ranks is last or ranks == last:
-            found.append(found[-1])
-            continue
-        last, key = ranks, tuple(ranks)
-        number = numbers.setdefault(key, len(sets))
-        if number == len(sets):
-            sets.append(list(key))
-        found.append(number)
-    return sets, found
+    bytes_of_rank = [0] * num_ranks
+    # For the ranks of each set of holders, (bytes, rank): the bytes may be those of an earlier
+    # time, and only grow.
+    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    chosen = {}
+    for shard in order:
+        holders = tuple(shard_to_ranks[shard])
+        if holders not in heaps:
+            if not holders or min(holders) < 0 or max(holders) >= num_ranks:
+                raise InvalidArgumentError(
+                    f"the shard {shard} is held by the ranks {holders}, and the group has {num_ranks}"
+                )
+            heaps[holders] = sorted((bytes_of_rank[rank], rank) for rank in set(holders))
+        heap = heaps[holders]
+        while heap[0][0] != bytes_of_rank[heap[0][1]]:
+            heapq.heapreplace(heap, (bytes_of_rank[heap[0][1]], heap[0][1]))
+        rank = chosen[shard] = heap[0][1]
+        bytes_of_rank[rank] += int(shard_to_size[shard])
+    return chosen
 
 
 def agree_on_distribution(

@@ -32,7 +32,6 @@ from tilestone.megatron.distributed_optimizer.layout import (
 )
 from tilestone.megatron.distributed_optimizer.model_layouts import (
     model_layouts,
-    read_layouts,
     write_layouts,
 )
 from tilestone.megatron.distributed_optimizer.pieces import Piece, pieces_of
@@ -59,7 +58,6 @@ __all__ = [
     "pack",
     "pieces_of",
     "put_into",
-    "read_layouts",
     "shards_of",
     "write_layouts",
 ]

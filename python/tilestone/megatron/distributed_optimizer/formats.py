@@ -15,6 +15,7 @@ dp_zero_gather_scatter
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Tuple, Union
 
@@ -275,7 +276,7 @@ def load_optimizer(
     shards: Sequence[OptimizerShard],
     *,
     place: str = "optimizer",
-    layouts: Optional[Iterable[Layout]] = None,
+    layouts: Union[str, os.PathLike[str], Iterable[Layout], None] = None,
     process_group: Any = None,
     timeout: Optional[float] = _core.DEFAULT_TIMEOUT,
     allow_classes: Any = (),
@@ -296,8 +297,8 @@ def load_optimizer(
         checkpoint_dir: the checkpoint's directory.
         shards: one shard, or those of a chain of optimizers. Their states are filled in place.
         place: key of the optimizer's part in the checkpoint's common state.
-        layouts: layouts of all model-parallel ranks of the job that saved; None: those stored in
-            the checkpoint, or else the shards' own.
+        layouts: layouts of all model-parallel ranks of the job that saved, or the path of a file
+            of write_layouts(); None: those stored in the checkpoint, or else the shards' own.
         process_group, timeout, allow_classes, cast: as for `tilestone.megatron.load`.
 
     Returns:
@@ -312,7 +313,11 @@ def load_optimizer(
 
     def describe() -> None:
         check_chain(shards)
-        given = "" if layouts is None else to_json(layouts)
+        given = ""
+        if isinstance(layouts, (str, os.PathLike)):
+            given = pathlib.Path(layouts).read_text("utf-8")
+        elif layouts is not None:
+            given = to_json(layouts)
         asked.optimizer = (place, given, to_json(shard.layout for shard in shards))
         asked.given = {_STATES: [tensor for shard in shards for tensor in _states_of(shard)]}
 

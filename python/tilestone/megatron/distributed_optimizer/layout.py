@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional, Tuple, Union
 
 import torch
 
-from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron.distributed_optimizer.pieces import Entity, Piece, pieces_of, shape_of
 
@@ -188,7 +187,7 @@ class Layout:
                     yield Slice((i, j, k), parameter, begin, end)
 
     def to_plain(self) -> dict[str, Any]:
-        """The layout as dicts, lists, ints and text; from_plain() reverses this."""
+        """The layout as dicts, lists, ints and text, which the engine reads."""
         buffers = [
             {
                 "dtypes": [str(dtype).removeprefix("torch.") for dtype in buffer.dtypes],
@@ -205,38 +204,10 @@ class Layout:
         ]
         return {"version": 1, "group": self.group, "chain": self.chain, "buffers": buffers}
 
-    @classmethod
-    def from_plain(cls, plain: Any) -> Layout:
-        """Makes the layout that to_plain() has described.
-
-        Raises:
-            CheckpointingException: `plain` is not such a description.
-        """
-        _core.check_optimizer_layouts(_as_file([plain]))
-        buffers = tuple(
-            Buffer(
-                _dtypes_of(buffer["dtypes"]),
-                tuple(
-                    Bucket(
-                        tuple(_parameter_of(each) for each in bucket["parameters"]),
-                        bucket["numel_unpadded"],
-                        bucket["numel"],
-                    )
-                    for bucket in buffer["buckets"]
-                ),
-            )
-            for buffer in plain["buffers"]
-        )
-        return cls(buffers, plain["group"], plain["chain"])
-
-
-def _as_file(plain: list[Any]) -> str:
-    return json.dumps({"optimizer_layouts": plain})
-
 
 def to_json(layouts: Iterable[Layout]) -> str:
     """Layouts as text, which engine/read/optimizer_layout.cc reads."""
-    return _as_file([layout.to_plain() for layout in layouts])
+    return json.dumps({"optimizer_layouts": [layout.to_plain() for layout in layouts]})
 
 
 def _plain(parameter: Parameter) -> dict[str, Any]:
@@ -255,19 +226,6 @@ def _plain(parameter: Parameter) -> dict[str, Any]:
         "start": parameter.start,
         "pieces": pieces,
     }
-
-
-def _parameter_of(plain: Any) -> Parameter:
-    pieces = (
-        Piece(key, tuple(whole), tuple(offset), tuple(shape), tuple(strides), start, 0, mismatch)
-        for key, whole, offset, shape, strides, start, mismatch in plain["pieces"]
-    )
-    return Parameter(plain["key"], plain["numel"], plain["start"], tuple(pieces))
-
-
-def _dtypes_of(names: Sequence[str]) -> Dtypes:
-    first, second = (getattr(torch, name) for name in names)
-    return first, second
 
 
 def pack(

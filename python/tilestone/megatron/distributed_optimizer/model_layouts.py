@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any, Optional, Union
 import torch
 import torch.distributed as dist
 
-from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._errors import InvalidArgumentError
 from tilestone.megatron.distributed_optimizer.layout import Buffer, Dtypes, Layout, pack, to_json
 from tilestone.megatron.distributed_optimizer.pieces import Entity, entities_by_data
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
@@ -28,7 +27,7 @@ _LAYOUTS = "optimizer_layouts"  # in the file, which engine/read/optimizer_layou
 
 
 def write_layouts(path: Union[str, os.PathLike[str]], layouts: Iterable[Layout]) -> None:
-    """Writes layouts to a JSON file, for `tilestone convert --layout`.
+    """Writes layouts to a JSON file, for load_optimizer() and `tilestone convert --layout`.
 
     Args:
         path: the new file; an old one is replaced.
@@ -36,19 +35,6 @@ def write_layouts(path: Union[str, os.PathLike[str]], layouts: Iterable[Layout])
     """
     with open(path, "w", encoding="utf-8") as file:
         file.write(to_json(layouts))
-
-
-def read_layouts(path: Union[str, os.PathLike[str]]) -> list[Layout]:
-    """Reads a file of write_layouts(), for the argument `layouts` of load_optimizer().
-
-    Raises:
-        CheckpointingException: the file holds something else.
-    """
-    with open(path, encoding="utf-8") as file:
-        try:
-            return [Layout.from_plain(each) for each in json.load(file)["optimizer_layouts"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise MismatchError(f"not a file of write_layouts: {error!r}", file=os.fspath(path)) from error
 
 
 def model_layouts(

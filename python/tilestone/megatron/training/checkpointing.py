@@ -33,6 +33,7 @@ from tilestone.megatron.training.async_utils import (
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
     get_checkpoint_tracker_filename,
+    location,
     read_metadata,
 )
 from tilestone.megatron.training.rng import get_rng_state, restore_rng_state
@@ -93,10 +94,10 @@ def save_checkpoint(
 
     When the call returns, the checkpoint is complete and durable, and the tracker file names it.
     With `args.async_save` the call returns when the state may change, and all this is so once
-    maybe_finalize_async_save() has finalized the save. The tracker is replaced atomically after the checkpoint is published, so after a crash it names
-    a complete checkpoint. With `args.save_retain_interval` the checkpoint that the tracker named
-    before is then removed, unless its iteration is a multiple of the interval, it is a symbolic
-    link, or it has not been published.
+    maybe_finalize_async_save() has finalized the save. The tracker is replaced atomically after
+    the checkpoint is published, so after a crash it names a complete checkpoint. With
+    `args.save_retain_interval` the checkpoint that the tracker named before is then removed, unless
+    its iteration is a multiple of the interval, it is a symbolic link, or it has not been published.
 
     Args:
         iteration: number of iterations that the run has done.
@@ -141,9 +142,11 @@ def save_checkpoint(
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
             directory is unchanged, and the tracker names what it named before. UnsupportedError:
-            local non-persistent checkpoints and other formats; the message has the argument. AlreadyExistsError: another job is saving the same checkpoint.
-            TimeoutError: with the step and the ranks that did not reach it. A rank that fails while
-            it waits for the end of the last step can't know whether the tracker was moved.
+            local non-persistent checkpoints and other formats; the message has the argument.
+            InvalidArgumentError: the directory is a checkpoint's own. AlreadyExistsError: another
+            job is saving the same checkpoint. TimeoutError: with the step and the ranks that did
+            not reach it. A rank that fails while it waits for the end of the last step can't know
+            whether the tracker was moved.
     """
     deadline = Deadline(timeout)
     group = _group(process_group)
@@ -158,6 +161,8 @@ def save_checkpoint(
         )  # fmt: skip
         if _arguments.read(made.args, "async_save"):
             made.schedule = scheduler(checkpointing_context, args, process_group)
+        if _ranks.rank(group) == 0:
+            _core.expect_megatron_run(location(made.run_directory))
         return made
 
     save = prepared("preparation of a save", group, prepare, deadline)
