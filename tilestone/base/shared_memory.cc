@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,10 +33,13 @@ SharedMemory::SharedMemory(int fd, uint64_t bytes, std::string name)
 
 SharedMemory::~SharedMemory() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
-  ::close(fd_);
+  if (!name_.empty()) ::close(fd_);
 }
 
 std::unique_ptr<SharedMemory> SharedMemory::make(uint64_t bytes) {
+  rlimit limit{};
+  // A file beyond the limit on files would end the program.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) return nullptr;
   const std::string id = random_uuid();
   const int fd = ::memfd_create(("tilestone-" + id).c_str(), MFD_CLOEXEC);
   if (fd < 0) return nullptr;
@@ -58,6 +62,7 @@ std::unique_ptr<SharedMemory> SharedMemory::find(const std::string& name) {
   const bool is_known = ::fstat(fd, &info) == 0;
   std::unique_ptr<SharedMemory> found(
       new SharedMemory(fd, is_known ? static_cast<uint64_t>(info.st_size) : 0, ""));
+  ::close(fd);  // a mapping needs none
   return found->bytes().empty() ? nullptr : std::move(found);
 }
 

@@ -29,7 +29,7 @@ class SharedMemory {
  private:
   SharedMemory(int fd, uint64_t bytes, std::string name);
 
-  const int fd_;
+  const int fd_;  // closed, of memory that was found
   const std::string name_;
   MutableByteView bytes_;
 };

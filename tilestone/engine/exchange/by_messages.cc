@@ -172,8 +172,9 @@ class ByMessages final : public Carrier {
     }
   }
 
-  // Handles a part that the disk can't read. Ranks that requested some of it get zeros, and learn
-  // after the rounds (damaged()) that they must read the chunk from a copy.
+  // Handles a part that the disk can't read. Ranks that requested some of it get zeros, or what an
+  // earlier round has left in shared memory, and learn after the rounds (damaged()) that they must
+  // read the chunk from a copy.
   void skip_unreadable(const TileRound& round, const TileRound::Loaded& loaded,
                        const Error& error) {
     const ServedTile& tile = owner_.tile(loaded.tile);

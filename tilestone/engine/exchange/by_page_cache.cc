@@ -26,7 +26,7 @@ class ByPageCache final : public Carrier {
 
   // Brings in portions until they are enough. Tiles that are checked are read by
   // their owner; others are only prefetched, and do not count if they are in the page cache
-  // already. Runs only on the calling thread, because the pool's threads are busy reading.
+  // already. Uses no thread of the pool, because the pool's threads are busy reading.
   std::vector<Bytes> next_round() override {
     std::vector<RoundMessage> messages(world_);
     const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
