@@ -18,6 +18,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -172,22 +173,20 @@ void expect_one_or_the_other(const fs::path& folder, const Location& location) {
 void overwrite_with_crashes(const fs::path& folder) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   const FileImage image = image_of(folder);
-  bool crashed = true;
-  for (uint64_t k = 0; crashed; k += kStride) {
-    SCOPED_TRACE("call " + std::to_string(k));
-    const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
-      return call.index == k ? FaultAction::crash() : FaultAction::pass();
-    });
-    run_ranks_collect(2, [&](Communicator comm) { save_over(comm, disk->storage(comm.rank())); });
-    crashed = disk->crashed();
-    for (Survival survival : {Survival::kAll, Survival::kNothingUnsynced}) {
-      const auto storage = memory_storage(disk->surviving_image(survival));
-      expect_one_or_the_other(folder, Location(storage));
-      run_ranks(2, [&](Communicator comm) { save_over(comm, storage); });
-      expect_rows(Location(storage), 1, 2);
-    }
-    if (testing::Test::HasFailure()) break;
-  }
+  crash_everywhere(
+      [&](const FaultHook& hook) {
+        auto disk = FaultDisk::create(memory_storage(image), hook);
+        run_ranks_collect(2,
+                          [&](Communicator comm) { save_over(comm, disk->storage(comm.rank())); });
+        return disk;
+      },
+      [&](const FileImage& left, uint64_t) {
+        const auto storage = memory_storage(left);
+        expect_one_or_the_other(folder, Location(storage));
+        run_ranks(2, [&](Communicator comm) { save_over(comm, storage); });
+        expect_rows(Location(storage), 1, 2);
+      },
+      kStride);
   set_log_level(before);
 }
 
@@ -262,26 +261,24 @@ TEST(Golden, CleaningAfterAnInterruptedReplacementKeepsTheNewCheckpoint) {
   run_ranks_collect(2, [&](Communicator comm) { save_over(comm, dead->storage(comm.rank())); });
   const FileImage image = dead->surviving_image(Survival::kAll);
   ASSERT_GE(find_leftovers(Location(memory_storage(image))).size(), 5u);  // 4 ranks, the note
-  bool crashed = true;
-  for (uint64_t k = 0; crashed; k += kStride) {
-    SCOPED_TRACE("call " + std::to_string(k));
-    const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
-      return call.index == k ? FaultAction::crash() : FaultAction::pass();
-    });
-    try {
-      remove_leftovers(Location(disk->storage()));
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
-    }
-    crashed = disk->crashed();
-    for (Survival survival : kAllSurvivals) {
-      const auto storage = memory_storage(disk->surviving_image(survival, k));
-      expect_rows(Location(storage), 1, 2);
-      remove_leftovers(Location(storage));
-      EXPECT_TRUE(find_leftovers(Location(storage)).empty());
-      expect_rows(Location(storage), 1, 2);
-    }
-  }
+  crash_everywhere(
+      [&](const FaultHook& hook) {
+        auto disk = FaultDisk::create(memory_storage(image), hook);
+        try {
+          remove_leftovers(Location(disk->storage()));
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
+        }
+        return disk;
+      },
+      [](const FileImage& left, uint64_t) {
+        const auto storage = memory_storage(left);
+        expect_rows(Location(storage), 1, 2);
+        remove_leftovers(Location(storage));
+        EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+        expect_rows(Location(storage), 1, 2);
+      },
+      kStride);
   set_log_level(before);
 }
 

@@ -15,6 +15,7 @@
 #include "tilestone/engine/fast_tier/drains_internal.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/crashes_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::drains_test {
@@ -108,18 +109,13 @@ bool shows_the_step(const std::shared_ptr<Storage>& disk) {
   return true;
 }
 
-uint64_t calls_of_a_drain(const Kept& kept) {
-  const auto disk = FaultDisk::create(memory_storage());
-  drain(kept, *disk);
-  return disk->calls();
-}
-
 TEST(DrainWithFaults, AStepIsDrainedWhicheverCallFailsOrComesLate) {
   const Kept kept = kept_step();
-  const uint64_t calls = calls_of_a_drain(kept);
+  const auto whole = FaultDisk::create(memory_storage());
+  drain(kept, *whole);
   for (const FaultAction action :
        {FaultAction::fail(EIO), FaultAction::fail_after(EIO), FaultAction::fail_late(EIO, 4)}) {
-    for (uint64_t faulty = 0; faulty < calls; ++faulty) {
+    for (uint64_t faulty = 0; faulty < whole->calls(); ++faulty) {
       SCOPED_TRACE(faulty);
       const auto inner = memory_storage();
       const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -134,22 +130,18 @@ TEST(DrainWithFaults, AStepIsDrainedWhicheverCallFailsOrComesLate) {
 
 TEST(DrainWithFaults, AStepIsDrainedByTheNextStartWhereverTheMachineDies) {
   const Kept kept = kept_step();
-  const uint64_t calls = calls_of_a_drain(kept);
-  for (const FaultAction action : {FaultAction::crash(), FaultAction::crash_after()}) {
-    for (uint64_t last = 0; last < calls; ++last) {
-      SCOPED_TRACE(last);
-      const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
-        return call.index == last ? action : FaultAction::pass();
-      });
-      drain(kept, *disk);
-      for (const Survival survival : {Survival::kAll, Survival::kNothingUnsynced}) {
-        const auto next = FaultDisk::create(memory_storage(disk->surviving_image(survival)));
+  crash_everywhere(
+      [&](const FaultHook& hook) {
+        auto disk = FaultDisk::create(memory_storage(), hook);
+        drain(kept, *disk);
+        return disk;
+      },
+      [&](const FileImage& left, uint64_t) {
+        const auto next = FaultDisk::create(memory_storage(left));
         shows_the_step(next->storage());
         drain(kept, *next);
         EXPECT_TRUE(shows_the_step(next->storage()));
-      }
-    }
-  }
+      });
 }
 
 TEST(DrainWithFaults, ADamagedFileIsCopiedFromTheHostThatHasAnotherOne) {
