@@ -62,6 +62,21 @@ TEST_P(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
   }
 }
 
+TEST(LoadWithoutTemplate, ARankWithoutLayersHasAnEmptyList) {
+  const Location location(memory_storage());
+  run_ranks(2, [&](Communicator comm) {
+    StateDict state;
+    StateList layers;
+    if (comm.rank() == 1) layers.emplace_back(counting(DType::kInt64, {2}, 7));
+    state["layers"] = std::move(layers);
+    SaveOptions options;
+    options.comm = comm;
+    save(state, location, options);
+  });
+  expect_counting(at(at(load(std::nullopt, location), "layers"), int64_t{0}), DType::kInt64, {2},
+                  7);
+}
+
 TEST(LoadWithoutTemplate, TwoItemsInOnePlaceAreRefusedByKey) {
   const Location location(memory_storage());
   StateDict state, inner;

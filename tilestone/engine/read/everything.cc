@@ -22,6 +22,12 @@ namespace {
       .with_hint("load with a template, or read single keys (Checkpoint::read)");
 }
 
+// A rank without layers has an empty list where others have a list of layers.
+bool is_empty_list(const StateNode& node) {
+  const auto* value = node.get_if<Value>();
+  return value != nullptr && value->kind() == Value::Kind::kList && value->items().empty();
+}
+
 class TreeBuilder {
  public:
   explicit TreeBuilder(const TreeKeys& keys) : keys_(keys) {}
@@ -105,6 +111,7 @@ class TreeBuilder {
 
   StateNode node(size_t begin, size_t end, size_t depth) {
     if (places_[begin].path.size() == depth) {
+      if (end - begin > 1 && is_empty_list(places_[begin].node)) return node(begin + 1, end, depth);
       if (end - begin > 1) fail_taken(places_[begin + 1].key);
       return std::move(places_[begin].node);
     }

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/dtype.h"
+#include "tilestone/base/error.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"
@@ -65,6 +67,7 @@ struct RunStep {
   // The folder of another name that holds a durable checkpoint of this step; "": none. Without
   // SaveOptions::overwrite the save is then refused.
   std::string exists_as = {};
+  std::optional<Error> refused = {};  // why the step can't be saved; every rank gets it
   // The checkpoint at the location, if there is one, is of a branch that the run has abandoned: it
   // is replaced, as with SaveOptions::overwrite.
   bool replaces = false;

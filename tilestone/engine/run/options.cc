@@ -102,6 +102,7 @@ void check_by_files(const SaveOptions& options) {
 }
 
 void check_options(const SaveOptions& options) {
+  if (options.step != nullptr && options.step->refused) throw *options.step->refused;
   if (options.step != nullptr && !options.step->exists_as.empty() && !options.overwrite) {
     throw Error(ErrorCode::kAlreadyExists, fmt::format("{} is durable already, in the folder {}",
                                                        options.step->name, options.step->exists_as))

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -67,6 +67,11 @@ class Hinted : public testing::TestWithParam<bool> {
     std::vector<std::string> names;
     for (const StepInfo& each : run().list()) names.push_back(each.name);
     return names;
+  }
+  void damage_third() const {
+    for (const std::string& name : storage_->list("step-00000003/")) {
+      if (name.ends_with(".distcp")) put(name);
+    }
   }
   // As another program would: no hint says so.
   void remove_files_of(const std::string& folder) const {
@@ -229,11 +234,21 @@ TEST_P(Hinted, NoStepIsRemovedBecauseOfADamagedOneWithAHint) {
   const LoggedWarnings warnings;
   CheckpointManager manager((Location(storage_)), options_with(Keep{.last = 2}));
   manager.restore(row_template(solo()));
-  for (const std::string& name : storage_->list("step-00000003/")) {
-    if (name.ends_with(".distcp")) put(name);
-  }
+  damage_third();
   manager.save(4, state_of(4));
   manager.wait();
+  EXPECT_THAT(folders(), ElementsAre(kSecond, "step-00000003", "step-00000004"));
+}
+
+// Also by the manager that has saved it.
+TEST_P(Hinted, NoStepIsRemovedBecauseOfOneThatWasDamagedSinceItWasSaved) {
+  const LoggedWarnings warnings;
+  CheckpointManager manager((Location(storage_)), options_with(Keep{.last = 2}));
+  for (const uint64_t step : {1, 2, 3, 4}) {
+    if (step == 4) damage_third();
+    manager.save(step, state_of(step));
+    manager.wait();
+  }
   EXPECT_THAT(folders(), ElementsAre(kSecond, "step-00000003", "step-00000004"));
 }
 
@@ -258,6 +273,33 @@ TEST_P(Hinted, ASaveDoesNotNeedThem) {
   EXPECT_THAT(warnings.texts(), Each(testing::HasSubstr("hints")));
   EXPECT_THAT(files(), IsEmpty());
   EXPECT_THAT(durable(), ElementsAre(2, 3));
+}
+
+// Each step says its own ordinal.
+TEST_P(Hinted, NoSaveAndNoRestoreNeedsToListThem) {
+  save_steps(1, 2);
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
+    const bool lists = call.op == StorageOp::kList && call.name.find(".tilestone/steps") == 0;
+    return lists ? FaultAction::fail(EACCES) : FaultAction::pass();
+  });
+  const LoggedWarnings warnings;
+  save_steps(3, 3, std::nullopt, disk->storage());
+  EXPECT_THAT(warnings.texts(), Each(testing::HasSubstr("hint")));
+  EXPECT_EQ(run().look(run().list().back()).lineage.ordinal, 3u);
+}
+
+// Its ordinal would be too low, so that a later restore took another line.
+TEST_P(Hinted, AStepIsNotSavedWhereTheOthersCantBeListed) {
+  save_steps(1, 2);
+  bool fails = false;
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
+    const bool lists = fails && call.op == StorageOp::kList && call.name.empty();
+    return lists ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  CheckpointManager other(Location(disk->storage()), options_with(std::nullopt));
+  fails = true;
+  EXPECT_EQ(error_of([&] { other.save(3, state_of(3)); }).code(), ErrorCode::kIo);
+  EXPECT_THAT(folders(), ElementsAre(kFirst, kSecond));
 }
 
 // The process dies between the step's switch and its hint, or in the middle of that.

@@ -61,10 +61,7 @@ std::optional<double> newest_time(const Seen& seen, const std::vector<std::strin
 
 // Whether the files of a step have the size that its hint says. A store is not asked.
 bool is_as_hinted(Storage& storage, const StepInfo& hinted) {
-  if (storage.directories() == nullptr) return true;
-  const Sizes sizes = see(storage).sizes;
-  return sum_of_sizes(sizes) == hinted.bytes && sizes.contains(manifest_name(hinted.save_id)) &&
-         !is_saved_to(storage);
+  return storage.directories() == nullptr || has_files_of(storage, hinted);
 }
 
 // Items whose file is missing or too short, and that have no copy elsewhere.
@@ -193,6 +190,7 @@ Look look_into(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};
   StepInfo& info = look.info;
   const Seen seen = see(*storage);
+  look.is_empty = seen.names.empty();
   info.is_saved_to = contains_name(seen.names, kLockName) && is_saved_to(*storage);
   info.bytes = sum_of_sizes(seen.sizes);
   info.time = newest_time(seen, seen.names);
@@ -242,6 +240,12 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   look.info.save_id = said.save_id;
   look.info.lineage = said.lineage;
   return look;
+}
+
+bool has_files_of(Storage& storage, const StepInfo& known) {
+  const Sizes sizes = see(storage).sizes;
+  return sum_of_sizes(sizes) == known.bytes && sizes.contains(manifest_name(known.save_id)) &&
+         !is_saved_to(storage);
 }
 
 Look look_or_believe(const RunDirectory& run, const StepInfo& listed) {

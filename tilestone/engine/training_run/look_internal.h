@@ -20,10 +20,15 @@ struct Look {
   StepInfo info;
   std::optional<Error> error = std::nullopt;  // why the step is damaged
   bool lost_manifest = false;                 // so its line is not known
+  bool is_empty = false;                      // no file is there
 };
 // Fills everything but the step, the name and whether it is a link. Throws only what prevents
 // listing the folder.
 Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed);
+
+// Whether the step's manifest is there, all files together have the size that they had, and nobody
+// saves there. By one listing.
+bool has_files_of(Storage& storage, const StepInfo& known);
 
 // By its hint, if it has one that can be believed.
 Look look_or_believe(const RunDirectory& run, const StepInfo& listed);

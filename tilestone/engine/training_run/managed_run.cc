@@ -179,18 +179,14 @@ struct ManagedRun::State {
     before = nullptr;
   }
 
-  // The steps of the directory. Failures are logged, because other ranks are about to save.
+  // The steps of the directory. Where steps are saved to the hosts first, a directory that can't be
+  // read stops no save: the hosts' steps say the ordinal.
   std::vector<StepInfo> steps_for(uint64_t step) {
     if (steps_seen) return *steps_seen;
-    try {
-      const std::vector<StepInfo> found = directory.list_lineages();
-      if (options.on_hosts) steps_seen = found;
-      return found;
-    } catch (const Error& error) {
-      log(LogLevel::kWarning,
-          fmt::format("step {} is saved without a look at other steps: {}", step, error.what()));
-      return {};
-    }
+    if (!options.on_hosts) return directory.list_lineages();
+    or_log(LogLevel::kWarning, fmt::format("step {} is saved without a look at other steps", step),
+           [&] { steps_seen = directory.list_lineages(); });
+    return steps_seen.value_or(std::vector<StepInfo>());
   }
 
   // A step that is about to be saved.
@@ -345,6 +341,28 @@ struct ManagedRun::State {
     lost.erase(name);
   }
 
+  // What rank 0 adds to the step.
+  void describe(RunStep& made, uint64_t step, const std::map<std::string, double>& metrics) {
+    end_last();
+    const std::vector<StepInfo> steps = steps_for(step);
+    const StepInfo next_step = next(step, steps);
+    const Line line = line_of(steps, next_step);
+    made.attributes = attributes_of(metrics);
+    made.attributes.merge(to_attributes(next_step.lineage));
+    made.attributes.emplace("step", std::to_string(step));
+    made.exists_as = other_folder(steps, line);
+    made.replaces = replaces(steps, line);
+    if (options.on_hosts && !made.replaces) {  // otherwise the transaction says so
+      for (const StepInfo& each : steps) {
+        if (each.name == line.front()->name && is_durable(each)) made.exists_as = each.name;
+      }
+    }
+    say_beside(steps, line);
+    find_before(steps, line);
+    made.before = before;
+    made.before_name = fmt::format("step {}", before_step);
+  }
+
   // What a save of the step gets as SaveOptions::step.
   std::shared_ptr<RunStep> begin(const Communicator& comm, uint64_t step,
                                  const std::map<std::string, double>& metrics) {
@@ -354,24 +372,11 @@ struct ManagedRun::State {
     if (options.reuse && !options.on_hosts)
       made->reuse = engine::step_to_reuse(directory, last_folders);
     if (!comm.is_coordinator()) return made;
-    end_last();
-    const std::vector<StepInfo> steps = steps_for(step);
-    const StepInfo next_step = next(step, steps);
-    const Line line = line_of(steps, next_step);
-    made->attributes = attributes_of(metrics);
-    made->attributes.merge(to_attributes(next_step.lineage));
-    made->attributes.emplace("step", std::to_string(step));
-    made->exists_as = other_folder(steps, line);
-    made->replaces = replaces(steps, line);
-    if (options.on_hosts && !made->replaces) {  // otherwise the transaction says so
-      for (const StepInfo& each : steps) {
-        if (each.name == line.front()->name && is_durable(each)) made->exists_as = each.name;
-      }
+    try {
+      describe(*made, step, metrics);
+    } catch (const Error& error) {
+      made->refused = error;
     }
-    say_beside(steps, line);
-    find_before(steps, line);
-    made->before = before;
-    made->before_name = fmt::format("step {}", before_step);
     return made;
   }
 

@@ -88,6 +88,17 @@ std::optional<StepInfo> last_of(const std::vector<StepInfo>& listed, uint64_t st
   return found == listed.rend() ? std::nullopt : std::optional(*found);
 }
 
+// Some stores go on listing a prefix whose objects are gone: that is no step.
+std::vector<StepInfo> looked_at(const RunDirectory& run, const std::vector<StepInfo>& listed) {
+  const bool has_directories = run.location().storage().directories() != nullptr;
+  std::vector<StepInfo> steps;
+  for (const StepInfo& each : listed) {
+    engine::Look look = engine::look_or_believe(run, each);
+    if (has_directories || !look.is_empty) steps.push_back(std::move(look.info));
+  }
+  return steps;
+}
+
 using Names = std::vector<std::string>;
 
 bool is_among(const Names& names, const std::string& name) {
@@ -201,7 +212,9 @@ std::vector<StepInfo> RunDirectory::steps_among(const Listing& listed) const {
 // The hints are listed first: so the folder of each is seen, if it has not been removed since.
 RunDirectory::Contents RunDirectory::contents() const {
   Storage& run = location_.storage();
-  engine::Hints hints = engine::read_hints(run);
+  engine::Hints hints;
+  or_log(LogLevel::kWarning, "each step is looked at, because the hints can't be read",
+         [&] { hints = engine::read_hints(run); });
   const Listing listed = run.listing("", Depth::kLevel);
   Contents here{steps_among(listed), std::move(hints.void_files), listed.files, {}};
   for (StepInfo& each : here.steps) {
@@ -220,11 +233,7 @@ RunDirectory::Contents RunDirectory::contents() const {
   return here;
 }
 
-std::vector<StepInfo> RunDirectory::steps() const {
-  std::vector<StepInfo> found = contents().steps;
-  for (StepInfo& each : found) each = engine::look_or_believe(*this, each).info;
-  return found;
-}
+std::vector<StepInfo> RunDirectory::steps() const { return looked_at(*this, contents().steps); }
 
 StepInfo RunDirectory::look(const StepInfo& listed) const {
   return engine::look_at(at(listed.name).shared(), listed).info;
@@ -360,11 +369,10 @@ bool is_run_directory(const RunDirectory& run) {
 
 std::optional<std::vector<StepInfo>> steps_of_run(const RunDirectory& run) {
   std::optional<std::vector<StepInfo>> found;
-  RunDirectory::Contents here = run.contents();
+  const RunDirectory::Contents here = run.contents();
   if (here.steps.empty()) return found;
   if (engine::may_be_checkpoint(run.location().storage(), here.files)) return found;
-  for (StepInfo& each : here.steps) each = engine::look_or_believe(run, each).info;
-  return std::move(here.steps);
+  return looked_at(run, here.steps);
 }
 
 }  // namespace tilestone

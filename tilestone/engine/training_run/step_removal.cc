@@ -15,6 +15,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -291,10 +292,11 @@ std::vector<StepInfo> RunDirectory::durable_steps(Contents& here, Known& known) 
 }
 
 // Those that go. Before any does, those that stay as the last ones of the line are looked at: a
-// hint is not enough to rely on them.
+// hint is not enough to rely on them, nor is an earlier look. `newest` has just been looked at.
 std::vector<const StepInfo*> RunDirectory::superseded(std::vector<StepInfo>& durable,
                                                       const std::string& newest, const Keep& keep,
                                                       Known& known) const {
+  std::set<std::string> seen{newest};
   for (;;) {
     const auto tip = std::ranges::find(durable, newest, &StepInfo::name);
     if (tip == durable.end()) return {};  // it was removed meanwhile
@@ -302,15 +304,20 @@ std::vector<const StepInfo*> RunDirectory::superseded(std::vector<StepInfo>& dur
     Line line = line_of(durable, *tip);
     line.resize(std::min(line.size(), keep.last));
     const auto unseen = std::ranges::find_if(
-        line, [&](const StepInfo* each) { return !known.contains(each->name); });
+        line, [&](const StepInfo* each) { return !seen.contains(each->name); });
     if (goes.empty() || unseen == line.end()) return goes;
     const auto at = durable.begin() + (*unseen - durable.data());
+    seen.insert(at->name);
+    const auto before = known.find(at->name);
+    const auto storage = this->at(at->name).shared();
+    if (before != known.end() && engine::has_files_of(*storage, before->second)) continue;
     StepInfo info = look(*at);
     if (info.state == StepState::kDurable) {
       info.hint = at->hint;
       known.insert_or_assign(info.name, info);
       *at = std::move(info);
     } else {
+      known.erase(at->name);
       durable.erase(at);
     }
   }
