@@ -208,3 +208,10 @@ def test_ranks_find_together_that_one_of_them_has_another_state_or_has_failed(
     assert saw[0] == saw[1]
     assert [kind for kind, _ in saw[0]] == ["AlreadyExistsError"] * 2 + ["StorageError"]
     assert "w differs" in saw[0][0][1] and saw[0][2][1] == "earlier"
+
+
+def test_the_name_of_a_run_need_not_be_text(tmp_path: pathlib.Path) -> None:
+    with tilestone.CheckpointManager(os.fsencode(tmp_path) + b"/\xff") as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        assert manager.latest() == 1
