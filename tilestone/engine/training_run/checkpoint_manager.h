@@ -163,6 +163,8 @@ class RunDirectory {
   // The folder of a step: the one that exists, else the one that a save makes.
   std::string name_of(uint64_t step) const;
   Location at(const std::string& name) const;
+  // For the looks of one call: see Storage::until().
+  RunDirectory until(const Deadline& deadline) const;
 
   // The folders that steps have, ascending by step; of two with the same step, the one that the
   // pattern names comes last. Opens no checkpoint. None if there is no directory.

@@ -124,9 +124,10 @@ Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline dea
 }
 
 // The same, once all ranks see the same steps. `terms` must be equal on all ranks.
-Bytes decided_on_same_steps(const RunDirectory& run, const Communicator& comm, const char* work,
-                            Deadline deadline, const engine::Terms& terms,
+Bytes decided_on_same_steps(const RunDirectory& directory, const Communicator& comm,
+                            const char* work, Deadline deadline, const engine::Terms& terms,
                             const std::function<Bytes()>& decide) {
+  const RunDirectory run = directory.until(deadline);
   const auto say = [&](int round, const Bytes&) {
     const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
@@ -181,11 +182,12 @@ struct ManagedRun::State {
 
   // The steps of the directory. Where steps are saved to the hosts first, a directory that can't be
   // read stops no save: the hosts' steps say the ordinal.
-  std::vector<StepInfo> steps_for(uint64_t step) {
+  std::vector<StepInfo> steps_for(uint64_t step, const Deadline& deadline) {
     if (steps_seen) return *steps_seen;
-    if (!options.on_hosts) return directory.list_lineages();
+    const RunDirectory run = directory.until(deadline);
+    if (!options.on_hosts) return run.list_lineages();
     or_log(LogLevel::kWarning, fmt::format("step {} is saved without a look at other steps", step),
-           [&] { steps_seen = directory.list_lineages(); });
+           [&] { steps_seen = run.list_lineages(); });
     return steps_seen.value_or(std::vector<StepInfo>());
   }
 
@@ -342,9 +344,10 @@ struct ManagedRun::State {
   }
 
   // What rank 0 adds to the step.
-  void describe(RunStep& made, uint64_t step, const std::map<std::string, double>& metrics) {
+  void describe(RunStep& made, uint64_t step, const std::map<std::string, double>& metrics,
+                const Deadline& deadline) {
     end_last();
-    const std::vector<StepInfo> steps = steps_for(step);
+    const std::vector<StepInfo> steps = steps_for(step, deadline);
     const StepInfo next_step = next(step, steps);
     const Line line = line_of(steps, next_step);
     made.attributes = attributes_of(metrics);
@@ -365,7 +368,8 @@ struct ManagedRun::State {
 
   // What a save of the step gets as SaveOptions::step.
   std::shared_ptr<RunStep> begin(const Communicator& comm, uint64_t step,
-                                 const std::map<std::string, double>& metrics) {
+                                 const std::map<std::string, double>& metrics,
+                                 const Deadline& deadline) {
     auto made = std::make_shared<RunStep>();
     made->name = fmt::format("step {}", step);
     made->strict = options.strict;
@@ -373,7 +377,7 @@ struct ManagedRun::State {
       made->reuse = engine::step_to_reuse(directory, last_folders);
     if (!comm.is_coordinator()) return made;
     try {
-      describe(*made, step, metrics);
+      describe(*made, step, metrics, deadline);
     } catch (const Error& error) {
       made->refused = error;
     }
@@ -391,13 +395,15 @@ struct ManagedRun::State {
     }
   }
 
-  std::optional<Chosen> choose(std::optional<uint64_t> step, bool fallback) {
-    if (step) return chosen_of(expect_durable(directory, *step));
+  std::optional<Chosen> choose(std::optional<uint64_t> step, bool fallback,
+                               const Deadline& deadline) {
+    const RunDirectory run = directory.until(deadline);
+    if (step) return chosen_of(expect_durable(run, *step));
     std::vector<std::string> skipped;
-    const auto found = directory.newest(fallback, {lost.begin(), lost.end()}, &skipped);
+    const auto found = run.newest(fallback, {lost.begin(), lost.end()}, &skipped);
     remember_saves(skipped);
     if (!found) return std::nullopt;
-    const std::vector<StepInfo> steps = directory.list_lineages();
+    const std::vector<StepInfo> steps = run.list_lineages();
     say_beside(steps, line_of(steps, *found));
     return chosen_of(*found, std::move(skipped));
   }
@@ -504,7 +510,7 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
   }
   state_->leads = comm.is_coordinator();
   state_->make_room(comm, step, limit);
-  auto begun = state_->begin(comm, step, metrics);
+  auto begun = state_->begin(comm, step, metrics, limit());
   try {
     work.write(directory().names().name_of(step), begun);
   } catch (...) {
@@ -523,9 +529,10 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
                                             bool fallback, const Limit& limit, const Load& load) {
   const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
                                {"fallback", fallback ? "true" : "false"}};
+  const Deadline deadline = limit();
   auto chosen =
-      decode_choice(decided_on_same_steps(state_->directory, comm, kChoice, limit(), terms, [&] {
-        return encode_choice(state_->choose(step, fallback));
+      decode_choice(decided_on_same_steps(state_->directory, comm, kChoice, deadline, terms, [&] {
+        return encode_choice(state_->choose(step, fallback, deadline));
       }));
   while (chosen) {
     try {
@@ -549,7 +556,7 @@ void ManagedRun::continue_from(const StepInfo& step, std::vector<StepInfo> other
   State& state = *state_;
   state.restored(chosen_of(step));
   state.steps_seen = std::nullopt;
-  static_cast<void>(state.steps_for(step.step));
+  static_cast<void>(state.steps_for(step.step, Deadline::never()));
   if (state.steps_seen) {
     state.steps_seen->insert(state.steps_seen->end(), others.begin(), others.end());
   }

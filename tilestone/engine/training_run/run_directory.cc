@@ -187,6 +187,12 @@ RunDirectory::RunDirectory(Location location, const std::string& pattern)
 
 Location RunDirectory::at(const std::string& name) const { return location_.within(name); }
 
+RunDirectory RunDirectory::until(const Deadline& deadline) const {
+  RunDirectory same = *this;
+  same.location_ = location_.until(deadline);
+  return same;
+}
+
 std::vector<StepInfo> RunDirectory::list() const {
   return steps_among(location_.storage().listing("", Depth::kLevel));
 }
