@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -23,7 +24,7 @@ std::string file_text(const std::string& path) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file.is_open() || file.bad()) {
+  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path)) {
     throw Error(ErrorCode::kIo, "cannot read the rules").with_file(path).with_errno(errno);
   }
   return text.str();

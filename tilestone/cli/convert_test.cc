@@ -105,9 +105,13 @@ TEST_F(Convert, WhatSafetensorsCantHoldIsRefusedByKeyAndLeavesNoFolder) {
   const Ran object = tilestone_command({"convert", at("ckpt"), at("hf")});
   EXPECT_EQ(object.code, kUsage);
   EXPECT_THAT(object.err, AllOf(HasSubstr("epoch"), HasSubstr("--only model")));
-  const Ran none = tilestone_command({"convert", at("ckpt"), at("hf"), "--keys", "nothing*"});
+  const Ran none = tilestone_command({"convert", at("ckpt"), at("hf"), "--keys", "model*", "no*"});
   EXPECT_EQ(none.code, kUsage);
-  EXPECT_THAT(none.err, HasSubstr("nothing is selected"));
+  EXPECT_THAT(none.err, HasSubstr("no key matches \"no*\""));
+  const Ran folder =
+      tilestone_command({"convert", at("ckpt"), at("hf"), "--rename-file", folder_.string()});
+  EXPECT_EQ(folder.code, kIoFailed);
+  EXPECT_THAT(folder.err, HasSubstr("cannot read the rules"));
   const Ran twice = tilestone_command(
       {"convert", at("ckpt"), at("hf"), "--keys", "model.layers*", "--rename", ".*=same"});
   EXPECT_EQ(twice.code, kUsage);

@@ -140,7 +140,7 @@ void declare_convert(CLI::App& app, ConvertCommand& command) {
   app.add_option("--shard-size", command.shard_bytes,
                  "Bytes of tensors in one safetensors file: 5GB, 500MiB")
       ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 50));
   app.add_flag("--dry-run", command.dry_run, "Check and list everything, but write nothing");
 }
 
@@ -328,6 +328,10 @@ int run(int argc, const char* const* argv) {
   commands.emplace_back(shells, add_completion(*shells));
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::vector<std::string> unknown = app.remaining();
+    const bool is_command = unknown.empty() || !app.get_subcommands().empty();
+    return is_command ? parse_failed(app, error) : parse_failed(app, CLI::ExtrasError(unknown));
   } catch (const CLI::ParseError& error) {
     return parse_failed(app, error);
   }

@@ -209,6 +209,7 @@ TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
 TEST_F(Cli, ExitCodesDistinguishUsageFromAbsence) {
   EXPECT_EQ(tilestone_command({"ls"}).code, kUsage);
   EXPECT_EQ(tilestone_command({"frobnicate"}).code, kUsage);
+  EXPECT_THAT(tilestone_command({"frobnicate"}).err, HasSubstr("frobnicate"));
   EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "x"}).code, kUsage);
   for (const char* option : {"--slice", "--npy"}) {
     EXPECT_EQ(tilestone_command({"cat", path_, "w", option, ""}).code, kUsage);

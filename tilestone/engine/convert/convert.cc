@@ -69,13 +69,6 @@ void check_text(const std::string& key) {
   }
 }
 
-bool matches(const std::vector<std::string>& patterns, const std::string& key) {
-  return patterns.empty() ||
-         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-           return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
-         });
-}
-
 bool is_torch_save_name(const std::string& path) {
   return path.ends_with(".pt") || path.ends_with(".pth");
 }
@@ -216,7 +209,7 @@ class Conversion {
     for (const SourceEntry& entry : source_.entries) {
       Chosen chosen{.from = entry.key(), .to = {}, .path = {}, .entry = &entry};
       auto inside = part.find(entry.key(), entry.path(), !chosen.is_tensor());
-      if (!inside || !matches(options_.keys, entry.key())) {
+      if (!is_named(entry.key()) || !inside) {
         ++left_out_;
         continue;
       }
@@ -235,6 +228,7 @@ class Conversion {
     dict_keys_ = part.keys(source_.metadata().dict_keys);
     sort_chosen();
     choose_empty_dicts(part, rules);
+    expect_matches();
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
     const bool has_others = has_common() || !empty_dicts_.empty();
     if (chosen_.empty() && !has_others && !(is_empty_source() && options_.keys.empty())) {
@@ -242,6 +236,26 @@ class Conversion {
                                                    std::to_string(left_out_) +
                                                    " keys, and the options leave out all of them")
           .with_hint("`tilestone ls` lists the keys");
+    }
+  }
+
+  // Whether ConvertOptions::keys takes the key.
+  bool is_named(const std::string& key) {
+    bool found = options_.keys.empty();
+    for (const std::string& pattern : options_.keys) {
+      if (fnmatch(pattern.c_str(), key.c_str(), 0) != 0) continue;
+      matched_.insert(pattern);
+      found = true;
+    }
+    return found;
+  }
+
+  void expect_matches() const {
+    for (const std::string& pattern : options_.keys) {
+      if (matched_.contains(pattern)) continue;
+      const std::string similar = similar_keys_hint(source_.metadata(), pattern);
+      throw Error(ErrorCode::kInvalidArgument, "no key matches \"" + pattern + "\"")
+          .with_hint(similar.empty() ? "`tilestone ls` lists the keys" : similar);
     }
   }
 
@@ -294,7 +308,7 @@ class Conversion {
     for (const Path& path : empty) {
       const std::string key = dotted(path);
       const auto inside = part.find(key, path, true);
-      if (!inside || !matches(options_.keys, key)) continue;
+      if (!is_named(key) || !inside) continue;
       const std::string to = renamed(inside->first, rules);
       if (to.empty() && !inside->first.empty()) continue;  // by a rule
       check_text(to);
@@ -520,6 +534,7 @@ class Conversion {
   const ConvertSource source_;
   std::vector<Chosen> chosen_;  // sorted by `to`
   uint64_t left_out_ = 0;
+  std::set<std::string> matched_;  // those of ConvertOptions::keys that match a key
   std::optional<Value> common_;
   TreeKeys dict_keys_;
   std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
