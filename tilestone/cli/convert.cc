@@ -24,8 +24,11 @@ std::string file_text(const std::string& path) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path)) {
-    throw Error(ErrorCode::kIo, "cannot read the rules").with_file(path).with_errno(errno);
+  const bool is_folder = std::filesystem::is_directory(path);
+  if (!file.is_open() || file.bad() || is_folder) {
+    throw Error(ErrorCode::kIo, "cannot read the rules")
+        .with_file(path)
+        .with_errno(is_folder ? EISDIR : errno);
   }
   return text.str();
 }

@@ -80,8 +80,8 @@ def convert(
 
     Raises:
         InvalidArgumentError: the new format can't hold a tensor or object, which `key` names; two
-            keys get the same name; nothing is selected; or the layout of an optimizer's buckets is
-            not known.
+            keys get the same name; nothing is selected, or a pattern matches no key; or the layout
+            of an optimizer's buckets is not known.
         MismatchError: the layout is that of another model; `key` is the first parameter that does
             not fit.
         UnsupportedError: a dtype can't be converted to another.

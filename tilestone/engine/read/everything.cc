@@ -109,9 +109,16 @@ class TreeBuilder {
     return out;
   }
 
+  bool is_in_list(size_t at, size_t depth) const {
+    const Path& path = places_[at].path;
+    return path.size() > depth && std::holds_alternative<int64_t>(path[depth]);
+  }
+
   StateNode node(size_t begin, size_t end, size_t depth) {
     if (places_[begin].path.size() == depth) {
-      if (end - begin > 1 && is_empty_list(places_[begin].node)) return node(begin + 1, end, depth);
+      if (end - begin > 1 && is_empty_list(places_[begin].node) && is_in_list(begin + 1, depth)) {
+        return node(begin + 1, end, depth);
+      }
       if (end - begin > 1) fail_taken(places_[begin + 1].key);
       return std::move(places_[begin].node);
     }

@@ -243,9 +243,10 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
 }
 
 bool has_files_of(Storage& storage, const StepInfo& known) {
-  const Sizes sizes = see(storage).sizes;
-  return sum_of_sizes(sizes) == known.bytes && sizes.contains(manifest_name(known.save_id)) &&
-         !is_saved_to(storage);
+  const Seen seen = see(storage);
+  return sum_of_sizes(seen.sizes) == known.bytes &&
+         (known.save_id.empty() || seen.sizes.contains(manifest_name(known.save_id))) &&
+         !(contains_name(seen.names, kLockName) && is_saved_to(storage));
 }
 
 Look look_or_believe(const RunDirectory& run, const StepInfo& listed) {

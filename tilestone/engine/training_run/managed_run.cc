@@ -180,15 +180,19 @@ struct ManagedRun::State {
     before = nullptr;
   }
 
-  // The steps of the directory. Where steps are saved to the hosts first, a directory that can't be
-  // read stops no save: the hosts' steps say the ordinal.
+  // The steps of the directory. One that can't be read stops a run that knows its place in its
+  // line, or that saves to the hosts first, from nothing.
   std::vector<StepInfo> steps_for(uint64_t step, const Deadline& deadline) {
     if (steps_seen) return *steps_seen;
     const RunDirectory run = directory.until(deadline);
-    if (!options.on_hosts) return run.list_lineages();
+    if (!options.on_hosts && lineage.ordinal == 0) return run.list_lineages();
+    std::vector<StepInfo> found;
     or_log(LogLevel::kWarning, fmt::format("step {} is saved without a look at other steps", step),
-           [&] { steps_seen = run.list_lineages(); });
-    return steps_seen.value_or(std::vector<StepInfo>());
+           [&] {
+             found = run.list_lineages();
+             if (options.on_hosts) steps_seen = found;
+           });
+    return found;
   }
 
   // A step that is about to be saved.
