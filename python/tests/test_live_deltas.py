@@ -287,13 +287,6 @@ def test_a_base_that_is_not_the_version_before_is_refused(tmp_path, versions):
         tilestone.save(versions[number], tmp_path / f"step-{number}")
     with pytest.raises(tilestone.MismatchError, match="version-00000001"):
         tilestone.save_delta(versions[3], tmp_path / "v", base=tmp_path / "step-0", anchor_every=10)
-    fixed = versions[0]["w.float32"].numpy()
-    fixed.flags.writeable = False
-    with pytest.raises(tilestone.InvalidArgumentError, match="read-only.*w.float32"):
-        tilestone.apply_delta({"w.float32": fixed}, tmp_path / "v")
-    with pytest.raises(tilestone.InvalidArgumentError, match="the base is a delta"):
-        base = tmp_path / "v" / "version-00000001"
-        tilestone.save_delta(versions[3], tmp_path / "v", base=base, anchor_every=10)
     tilestone.save_delta(versions[3], tmp_path / "v", base=tmp_path / "step-1", anchor_every=10)
     state = {key: tensor.clone() for key, tensor in versions[0].items()}
     tilestone.apply_delta(state, tmp_path / "v")

@@ -162,6 +162,9 @@ def test_a_checkpoint_in_place_of_a_run_is_refused_and_not_a_new_start(run: path
             save_run(given, 300)
         assert raised.value.file == str(run / "iter_0000200")
     assert iterations_of(run) == ["iter_0000100", "iter_0000200"]
+    shutil.copytree(run / "iter_0000200", run, dirs_exist_ok=True)  # a run that holds a checkpoint, too
+    save_run(run, 300)
+    assert load_run(run) == 300
 
 
 def test_an_iteration_is_chosen_by_ckpt_step(run: pathlib.Path) -> None:

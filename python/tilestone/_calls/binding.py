@@ -117,7 +117,6 @@ class Bridge:
         common: what is not sharded is saved as common state, and its dict keys are not converted.
         as_torch: the tree is split as torch.distributed.checkpoint does it: other arrays than
             torch's and objects with state_dict() are leaves. A load still fills such arrays.
-        in_place: arrays that can't be changed are refused; a load returns new ones in their place.
     """
 
     for_load: bool = False
@@ -130,7 +129,6 @@ class Bridge:
     harmless: frozenset[str] = frozenset()
     common: bool = False
     as_torch: bool = False
-    in_place: bool = False
 
     copied_back = CopiedBack  # the class of view owners whose finish() returns the array
     check_container = staticmethod(containers.check)
@@ -178,8 +176,6 @@ class Bridge:
         if self._is_leaf(item) and not (self.for_load and host_arrays.is_array(item)):
             return None
         converter = converters.find(item)
-        if self.in_place and converter and host_arrays.is_array(item) and not converter.is_writable(item):
-            raise InvalidArgumentError("the array is read-only; it can't be changed", key=path)
         found = None if converter is None else self._node(converter, item, path)
         if found is None and is_stateful(item):
             state = self._state_of(item)

@@ -330,7 +330,6 @@ class LoadCall:
 
     Attributes:
         comm: the communicator.
-        in_place: set by a caller that changes the arrays of `wanted`.
         result: what the load returns; set by `finish`.
 
     Raises:
@@ -363,7 +362,6 @@ class LoadCall:
         self._given = options
         self._report: LoadReport | None = None
         self._bridge: Bridge | None = None
-        self.in_place = False
         self.result: dict[Any, Any] = {}
 
     @property
@@ -389,7 +387,6 @@ class LoadCall:
         self._bridge = Bridge(
             True, frozenset(options.allow_classes), group=self._group, ranks=self.comm.size,
             harmless=self._template.harmless, as_torch=self._template.as_torch,
-            in_place=self.in_place,
         )  # fmt: skip
         template = self._template.make()
         engine: _core.LoadOptions = self._template.set_in(options.fill(_core.LoadOptions()))

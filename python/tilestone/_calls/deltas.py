@@ -241,7 +241,6 @@ def apply_delta(
             the hint names the chain of versions that leads there. Nothing was changed.
         CorruptError: the delta is damaged (nothing was changed), or something else came out.
         AlreadyExistsError: something is at `to`.
-        InvalidArgumentError: an array of `target` is read-only (`key`).
         NotFoundError, UnsafeError, UnsupportedError: as for `open`; also if `path` is no delta.
     """
     if isinstance(target, (str, os.PathLike)):
@@ -285,7 +284,6 @@ def _in_place(
     """Applies deltas, the newest first: what the newest holds. None: the target is the base of none."""
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
-        call.in_place = True
         applied = _core.apply_live_deltas(
             call.prepare, [valid.location(each) for each in deltas], call.comm, call.limit,
             _opening(options).fill(_core.OpenOptions()), may_be_other,

@@ -25,13 +25,11 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
-#include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
-#include "tilestone/storage/one_file.h"
 
 namespace tilestone::engine {
 namespace {
@@ -137,11 +135,6 @@ class LiveDelta {
 
   // The portions are found out when it is compared.
   void read_base(const Location& from) {
-    if (!entry_of_one_file(from.storage()) && from.storage().stat(std::string(kDeltaName))) {
-      throw Error(ErrorCode::kInvalidArgument, "the base is a delta, not a checkpoint")
-          .with_file(from.describe())
-          .with_hint("pass what save_delta has returned, or a whole checkpoint's path");
-    }
     OpenOptions options;
     options.resources = share().options.resources;
     const auto source = StoredSource::open(from, options);

@@ -61,7 +61,9 @@ Background::~Background() {
 }
 
 void Background::end_thread() {
-  if (thread_.get_id() == std::this_thread::get_id()) {  // in a callback
+  // In a callback, on this thread or on one that works for the save.
+  if (thread_.get_id() == std::this_thread::get_id() ||
+      CallScope::current().step == shared_->durable.get()) {
     thread_.detach();
     return;
   }
@@ -92,8 +94,11 @@ void Background::log_failure() const {
   }
 }
 
+// Not in a callback of the save: the program may be in an operation, and the wait that follows
+// throws.
 void Background::seal() {
-  if (shared_->lazy != nullptr) shared_->staged->end(shared_->lazy->seal());
+  if (shared_->lazy == nullptr || CallScope::current().step == shared_->durable.get()) return;
+  shared_->staged->end(shared_->lazy->seal());
 }
 
 void Background::start(Work work) {

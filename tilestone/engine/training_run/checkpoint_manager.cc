@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/agree.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/session_internal.h"
 
@@ -19,8 +20,14 @@ CheckpointManager::CheckpointManager(Location run, ManagerOptions options)
     : options_(std::move(options)),
       run_(std::move(run), run_options(options_)),
       session_(options_.comm, options_.saving.timeout) {
-  engine::check_options(options_.saving);
-  run_.expect_same_steps(options_.comm, engine::deadline_of(options_.saving));
+  const Deadline deadline = engine::deadline_of(options_.saving);
+  const auto say = [&](int, const Bytes&) {
+    engine::check_options(options_.saving);
+    return Bytes();
+  };
+  agree(options_.comm, "options of a manager", deadline, say,
+        [](int, std::vector<Bytes>) { return Decision{Bytes(), true}; });
+  run_.expect_same_steps(options_.comm, deadline);
 }
 
 bool CheckpointManager::should_save(uint64_t step) const {

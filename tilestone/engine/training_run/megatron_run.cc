@@ -63,6 +63,22 @@ void warn_of_misnamed(const Location& run) {
   }
 }
 
+bool has_release(const Location& run) {
+  return contains_name(run.storage().list_directories(std::string(kRelease)), kRelease);
+}
+
+// Refuses a checkpoint where a run's directory is expected, instead of starting a new run.
+void refuse_checkpoint(const Location& location) {
+  if (!may_be_checkpoint(location.storage())) return;
+  const std::filesystem::path path = location.identity();
+  const auto step = StepNames(kIterationPattern).step_of(path.filename().string());
+  throw Error(ErrorCode::kInvalidArgument,
+              "a checkpoint is given where the directory of a run is expected")
+      .with_file(path.string())
+      .with_hint("give " + path.parent_path().string() +
+                 (step ? fmt::format(", and ckpt_step={}", *step) : std::string()));
+}
+
 // The newest checkpoint that can be loaded. `tried`: what the tracker names; `why`: why that is not
 // the answer.
 std::optional<MegatronStep> newest_valid(const Location& run,
@@ -70,10 +86,7 @@ std::optional<MegatronStep> newest_valid(const Location& run,
                                          const std::string& why, bool has_tracker) {
   std::vector<MegatronStep> candidates = iterations_in(run);
   warn_of_misnamed(run);
-  const MegatronStep release{.release = true};
-  if (contains_name(run.storage().list_directories(release.name()), release.name())) {
-    candidates.push_back(release);
-  }
+  if (has_release(run)) candidates.push_back({.release = true});
   if (!candidates.empty() || has_tracker) {
     log(LogLevel::kWarning, why + "; looking for the newest valid checkpoint");
   }
@@ -99,7 +112,7 @@ std::optional<MegatronStep> newest_valid(const Location& run,
                             run.describe(), damaged->what()))
         .with_hint("remove it to start a new run");
   }
-  expect_run(run);
+  refuse_checkpoint(run);
   return std::nullopt;
 }
 
@@ -151,14 +164,8 @@ std::string MegatronStep::name() const {
 }
 
 void expect_run(const Location& location) {
-  if (!may_be_checkpoint(location.storage())) return;
-  const std::filesystem::path path = location.identity();
-  const auto step = StepNames(kIterationPattern).step_of(path.filename().string());
-  throw Error(ErrorCode::kInvalidArgument,
-              "a checkpoint is given where the directory of a run is expected")
-      .with_file(path.string())
-      .with_hint("give " + path.parent_path().string() +
-                 (step ? fmt::format(", and ckpt_step={}", *step) : std::string()));
+  if (location.storage().stat(kMegatronTracker) || has_release(location)) return;
+  if (iterations_in(location).empty()) refuse_checkpoint(location);
 }
 
 MegatronStep read_megatron_tracker(const Location& run, const std::string& name) {

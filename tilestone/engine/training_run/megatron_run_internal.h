@@ -24,7 +24,7 @@ struct MegatronStep {
   friend bool operator==(const MegatronStep&, const MegatronStep&) = default;
 };
 
-// Error(kInvalidArgument) if the location is itself a checkpoint, whose folder no run can have.
+// Error(kInvalidArgument) if the location is a checkpoint, and no run's directory as well.
 void expect_run(const Location& location);
 
 // What a tracker file names. Error(kNotFound): there is no such file; kCorrupt: it holds neither an
