@@ -13,6 +13,7 @@ from tilestone import _core
 from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._objects import host_arrays
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.progress import ProgressCallback, reporting
@@ -239,6 +240,7 @@ def apply_delta(
     Raises:
         MismatchError: `target` is not the delta's base; `key` is the first tensor that differs, and
             the hint names the chain of versions that leads there. Nothing was changed.
+        InvalidArgumentError: arrays overlap, or can't be changed in place. Nothing was changed.
         CorruptError: the delta is damaged (nothing was changed), or something else came out.
         AlreadyExistsError: something is at `to`.
         InvalidArgumentError: an array of `target` is read-only (`key`).
@@ -284,6 +286,7 @@ def _in_place(
 ) -> _core.DeltaReport | None:
     """Applies deltas, the newest first: what the newest holds. None: the target is the base of none."""
     with contextlib.ExitStack() as until_the_end:
+        until_the_end.enter_context(host_arrays.in_place())
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
         call.in_place = True
         applied = _core.apply_live_deltas(

@@ -49,15 +49,19 @@ class DeviceTensor:
         tensor: any strided tensor, also a lazily conjugated or negated one.
     """
 
-    __slots__ = ("device", "elements", "lane")
+    __slots__ = ("address", "device", "elements", "lane", "strides")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.lane = lane_of(tensor.device)
         self.device = str(self.lane.device)
         self.lane.note_caller()
+        self.strides = tensor.stride()
         memory = self.lane.memory_of(tensor)
         # The bits of lazy elements are not those in memory.
-        self.elements = memory if is_lazy(memory) else as_integers(memory)
+        if is_lazy(memory):
+            self.elements, self.address = memory, 0
+        else:
+            self.elements, self.address = as_integers(memory), memory.data_ptr()
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
