@@ -110,12 +110,31 @@ class FolderReader {
       }
       read_file(name, found->second, map);
     }
+    if (index.empty()) note_missing(names);
     for (auto& [key, pieces] : pieces_) join(key, pieces);
     if (joins_) {
       note(
           "tensors are joined from the pieces that the ranks of a save wrote: if the files of its "
           "last "
           "ranks are missing, no file says so");
+    }
+  }
+
+  // Of files that say how many there are: "model-00001-of-00002.safetensors".
+  void note_missing(const std::vector<std::string>& names) {
+    constexpr size_t kDigits = 5;
+    std::map<std::string, size_t> here;  // by the name without the number
+    for (std::string name : names) {
+      const size_t of = name.rfind("-of-");
+      if (of == std::string::npos || of < kDigits || is_shard_name(name)) continue;
+      here[name.replace(of - kDigits, kDigits, "?")]++;
+    }
+    for (const auto& [name, count] : here) {
+      const std::string total = name.substr(name.rfind("-of-") + 4, kDigits);
+      if (total.find_first_not_of("0123456789") != std::string::npos) continue;
+      if (count >= std::stoul("0" + total)) continue;
+      note("files are missing: of " + name + " only " + std::to_string(count) +
+           (count == 1 ? " is" : " are") + " here, and no index");
     }
   }
 
