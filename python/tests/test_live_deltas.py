@@ -221,9 +221,13 @@ def test_arrays_that_can_not_be_changed_in_place_are_refused(tmp_path, versions)
     tilestone.save_delta({"a": old["a"] + 1}, tmp_path / "v", base=last, anchor_every=9)
     read_only = old["a"].copy()
     read_only.flags.writeable = False
+    tilestone.save_delta(old, tmp_path / "whole", anchor_every=9)
     for array in (read_only, old["a"].astype(">f8")):
-        with pytest.raises(tilestone.InvalidArgumentError, match="in place"):
-            tilestone.apply_delta({"a": array}, tmp_path / "v")
+        for folder in ("v", "whole"):
+            with pytest.raises(tilestone.InvalidArgumentError, match="in place"):
+                tilestone.apply_delta({"a": array}, tmp_path / folder)
+    notes = tilestone.open(tmp_path / "v" / "version-00000001").verify().notes
+    assert any("delta.safetensors is a delta" in note for note in notes)
     with pytest.raises(tilestone.InvalidArgumentError, match="is a delta"):
         tilestone.save_delta(old, tmp_path / "x", base=tmp_path / "v" / "version-00000001")
 

@@ -262,6 +262,13 @@ def apply_delta(
         return json.dumps(_core.delta_versions(valid.directory(path))).encode(), True
 
     versions = json.loads(_agree("apply_delta", group, timeout, say, decide))
+    with host_arrays.in_place():
+        return _apply(target, path, versions, group, options)
+
+
+def _apply(
+    target: Any, path: Any, versions: list[Any], group: Any, options: dict[str, Any]
+) -> _core.DeltaReport | None:
     if not versions:
         return _in_place(target, [path], group, options)
     anchor = next((each for each in reversed(versions) if each[2]), None)
@@ -286,7 +293,6 @@ def _in_place(
 ) -> _core.DeltaReport | None:
     """Applies deltas, the newest first: what the newest holds. None: the target is the base of none."""
     with contextlib.ExitStack() as until_the_end:
-        until_the_end.enter_context(host_arrays.in_place())
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
         call.in_place = True
         applied = _core.apply_live_deltas(

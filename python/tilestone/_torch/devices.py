@@ -58,10 +58,12 @@ class DeviceTensor:
         self.strides = tensor.stride()
         memory = self.lane.memory_of(tensor)
         # The bits of lazy elements are not those in memory.
-        if is_lazy(memory):
-            self.elements, self.address = memory, 0
-        else:
-            self.elements, self.address = as_integers(memory), memory.data_ptr()
+        lazy = is_lazy(memory)
+        self.elements = memory if lazy else as_integers(memory)
+        self.address = 0
+        if not lazy:
+            with contextlib.suppress(RuntimeError):  # of devices whose tensors have no address
+                self.address = memory.data_ptr()
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

@@ -314,12 +314,14 @@ uint64_t DeltaFile::verify(ThreadPool& threads, uint64_t keep, const Wanted& wan
       bytes += pieces.emplace_back(entries_.at(&piece)).size();
     }
   }
+  const bool keeps = bytes <= std::min(keep, kMaxKept);  // then they are read at once
   std::vector<Bytes> memory;
   for (size_t first = 0, next = 0; first < pieces.size(); first = next) {
-    for (uint64_t size = 0; next < pieces.size() && size < kMaxKept; ++next) {
+    for (uint64_t size = 0; next < pieces.size() && (keeps || size < kMaxKept); ++next) {
       size += pieces[next].size();
     }
     const std::span some = std::span(pieces).subspan(first, next - first);
+    memory.clear();
     memory = read(some, &threads);
     threads.parallel_for(some.size(), [&](size_t i) {
       const auto& [tensor, piece, file, positions, values] = some[i];
@@ -328,7 +330,7 @@ uint64_t DeltaFile::verify(ThreadPool& threads, uint64_t keep, const Wanted& wan
                   static_cast<uint64_t>(piece->box.numel()), itemsize(tensor->dtype));
     });
   }
-  if (bytes > std::min(keep, kMaxKept)) return 0;
+  if (!keeps) return 0;
   for (const Entries& each : pieces) entries_[each.piece] = each;
   kept_ = std::move(memory);
   return bytes;

@@ -96,7 +96,7 @@ class DeltaFile {
   // Reads the pieces for which `wanted` is true, or all, and checks them as far as this is possible
   // without the base. If they are at most `keep` bytes, and kMaxKept, they stay in memory for
   // apply(): so many are returned.
-  static constexpr uint64_t kMaxKept = 64u << 20;
+  static constexpr uint64_t kMaxKept = 32u << 20;
   using Wanted = std::function<bool(const DeltaTensor& tensor, const Box& box)>;
   uint64_t verify(ThreadPool& threads, uint64_t keep, const Wanted& wanted = nullptr);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -68,8 +69,8 @@ struct Changes {
 // would be mispredicted.
 template <size_t kItem>
 Changes changes_of(ByteView base, ByteView now, uint64_t most, const PassedBlock& passed) {
-  constexpr uint64_t kGroup = 16;                 // bytes that are compared at once
-  std::vector<uint32_t> groups(kBlock / kGroup);  // those of a block that differ
+  constexpr uint64_t kGroup = 16;                // bytes that are compared at once
+  std::array<uint32_t, kBlock / kGroup> groups;  // those of a block that differ
   Changes found;
   size_t count = 0, room = 0;
   for (uint64_t begin = 0; begin < now.size(); begin += kBlock) {
@@ -85,8 +86,9 @@ Changes changes_of(ByteView base, ByteView now, uint64_t most, const PassedBlock
       listed += differ<kGroup>(a + at, b + at) ? 1 : 0;
     }
     if (at < size) groups[listed++] = static_cast<uint32_t>(at);
-    if (count + kBlock / kItem > room) {
-      room = 2 * room + kBlock / kItem;
+    const size_t needed = count + listed * (kGroup / kItem);
+    if (needed > room) {
+      room = std::max(2 * room, needed);
       found.indices.resize(room);
       found.values.resize(room * kItem);
     }
@@ -140,6 +142,7 @@ EncodedPiece sparse_of(Changes changes) {
     }
   }
   piece.values = std::move(changes.values);
+  piece.values.shrink_to_fit();  // it may be held for long
   return piece;
 }
 

@@ -24,7 +24,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kFormat = "tilestone_delta";
 constexpr std::array kKinds = {DeltaKind::kSparse, DeltaKind::kXor, DeltaKind::kWhole};
 
 [[noreturn]] void corrupt_delta(const std::string& problem) {
@@ -243,7 +242,7 @@ Bytes write_delta_header(const DeltaEntries& entries, const DeltaIndex* index) {
     json.push_back(json_of(tensor));
   }
   const Bytes bytes =
-      safetensors::write_header(entries, {{"format", kFormat},
+      safetensors::write_header(entries, {{"format", std::string(kDeltaFormat)},
                                           {"version", std::to_string(DeltaIndex::kVersion)},
                                           {"base", index->base},
                                           {"result", index->result},
@@ -264,7 +263,7 @@ DeltaHeader parse_delta_header(ByteView text, uint64_t file_size, const std::str
     tensor.end += data;
     header.entries.emplace(tensor.key, std::move(tensor));
   }
-  if (metadata["format"] != kFormat) return header;
+  if (metadata["format"] != kDeltaFormat) return header;
   with_file(file, [&] {
     try {
       header.index = index_of(metadata);
