@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core
 from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
-from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._objects import host_arrays
 from tilestone._options import valid
 from tilestone._options.keywords import checked
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 #: The attribute of a whole version that has the version's id.
 _ID = "tilestone_delta_result"
+# Options of `load`, which hints name, that `apply_delta` does not have.
+_NO_OPTIONS = dict.fromkeys(
+    ("differences.not_in_checkpoint", "differences.other_shape", "allow_shape_mismatch", "cast")
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -262,8 +266,12 @@ def apply_delta(
         return json.dumps(_core.delta_versions(valid.directory(path))).encode(), True
 
     versions = json.loads(_agree("apply_delta", group, timeout, say, decide))
-    with host_arrays.in_place():
-        return _apply(target, path, versions, group, options)
+    try:
+        with host_arrays.in_place():
+            return _apply(target, path, versions, group, options)
+    except CheckpointError as error:
+        error.word_options(_NO_OPTIONS)
+        raise
 
 
 def _apply(
