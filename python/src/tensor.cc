@@ -48,16 +48,19 @@ class PythonTransfer : public DeviceTransfer {
 // A tilestone._torch.devices.DeviceTensor, or a box of it.
 class PythonDeviceMemory : public DeviceMemory {
  public:
-  explicit PythonDeviceMemory(nb::handle object)
+  PythonDeviceMemory(nb::handle object, Dims shape, uint64_t itemsize)
       : object_(keep_alive(object)),
         lane_(keep_alive(object.attr("lane"))),
         device_(nb::cast<std::string>(object.attr("device"))),
-        pins_(nb::cast<bool>(object.attr("lane").attr("pins"))) {}
+        pins_(nb::cast<bool>(object.attr("lane").attr("pins"))),
+        place_{reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(object.attr("address"))),
+               std::move(shape), nb::cast<Dims>(object.attr("strides")), itemsize} {}
   PythonDeviceMemory(const PythonDeviceMemory& whole, Box box)
       : object_(whole.object_),
         lane_(whole.lane_),
         device_(whole.device_),
         pins_(whole.pins_),
+        place_(whole.place_),
         box_(std::move(box)) {}
 
   std::string device() const override { return device_; }
@@ -80,6 +83,8 @@ class PythonDeviceMemory : public DeviceMemory {
     for (size_t d = 0; box_ && d < box.rank(); ++d) inside.offset[d] += box_->offset[d];
     return std::make_shared<PythonDeviceMemory>(*this, std::move(inside));
   }
+
+  StridedView place() const override { return box_ ? place_.narrow(*box_) : place_; }
 
   nb::handle object() const { return kept_object(object_); }
 
@@ -118,6 +123,7 @@ class PythonDeviceMemory : public DeviceMemory {
   std::shared_ptr<const void> lane_;
   std::string device_;
   bool pins_ = false;
+  StridedView place_;  // of the whole
   std::optional<Box> box_;
 };
 
@@ -179,7 +185,7 @@ std::optional<TensorView> of_torch(nb::handle tensor, bool for_load, nb::handle 
 
 TensorView on_device(std::string_view dtype, Dims shape, nb::handle memory, nb::handle owner) {
   TensorView view = TensorView::without_data(dtype_named(dtype), std::move(shape));
-  view.device = std::make_shared<PythonDeviceMemory>(memory);
+  view.device = std::make_shared<PythonDeviceMemory>(memory, view.shape, itemsize(view.dtype));
   view.owner = keep_alive(owner);
   return view;
 }

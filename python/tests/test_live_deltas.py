@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import forced_device
+import numpy
 import pytest
 import torch
 from forced_device import put
@@ -200,17 +201,35 @@ def test_tied_tensors_get_each_xor_once(tmp_path, place):
     assert_same(plain, {"a": tied[2], "b": tied[2], "o": other[2]})
 
 
+@pytest.mark.parametrize("place", [torch.Tensor.clone, put])
 @pytest.mark.parametrize("view", [lambda w: w.view(-1), lambda w: w.t(), lambda w: w[:2]])
-def test_memory_that_is_shared_in_another_way_is_refused_before_anything_changes(tmp_path, view):
+def test_memory_that_is_shared_in_another_way_is_refused_before_anything_changes(tmp_path, view, place):
     old = torch.randn(200, 200).to(torch.bfloat16)
     new = low_bit_flipped(old)
     last = tilestone.save_delta({"a": old, "b": view(old).clone()}, tmp_path / "v", anchor_every=9)
     tilestone.save_delta({"a": new, "b": view(new).clone()}, tmp_path / "v", base=last, anchor_every=9)
-    memory = old.clone()
+    memory = place(old.clone())
     with pytest.raises(tilestone.InvalidArgumentError, match="shares memory with") as failed:
         tilestone.apply_delta({"a": memory, "b": view(memory)}, tmp_path / "v")
     assert {failed.value.key, str(failed.value).split("memory with ")[1][0]} == {"a", "b"}
-    assert_same({"a": memory}, {"a": old})
+    assert_same({"a": memory.as_subclass(torch.Tensor)}, {"a": old})
+
+
+def test_arrays_that_can_not_be_changed_in_place_are_refused(tmp_path, versions):
+    old = {"a": numpy.arange(64.0)}
+    last = tilestone.save_delta(old, tmp_path / "v", anchor_every=9)
+    tilestone.save_delta({"a": old["a"] + 1}, tmp_path / "v", base=last, anchor_every=9)
+    read_only = old["a"].copy()
+    read_only.flags.writeable = False
+    tilestone.save_delta(old, tmp_path / "whole", anchor_every=9)
+    for array in (read_only, old["a"].astype(">f8")):
+        for folder in ("v", "whole"):
+            with pytest.raises(tilestone.InvalidArgumentError, match="in place"):
+                tilestone.apply_delta({"a": array}, tmp_path / folder)
+    notes = tilestone.open(tmp_path / "v" / "version-00000001").verify().notes
+    assert any("delta.safetensors is a delta" in note for note in notes)
+    with pytest.raises(tilestone.InvalidArgumentError, match="is a delta"):
+        tilestone.save_delta(old, tmp_path / "x", base=tmp_path / "v" / "version-00000001")
 
 
 def test_columns_of_one_memory_change(tmp_path):

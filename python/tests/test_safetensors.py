@@ -189,6 +189,18 @@ def test_whole_tensors_of_torchs_writer_are_loaded(tmp_path: pathlib.Path) -> No
         assert len(tilestone.load(path)) == 1
 
 
+def test_files_that_are_missing_without_an_index_are_told(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 3):
+        save_file({f"w{number}": torch.ones(2)}, tmp_path / f"model-0000{number}-of-00003.safetensors")
+    text = "files are missing: of model-?-of-00003.safetensors only 2 are here"
+    assert any(text in note for note in tilestone.open(tmp_path).verify().notes)
+    assert set(tilestone.load(tmp_path)) == {"w1", "w3"} and text in caplog.text
+    save_file({"w2": torch.ones(2)}, tmp_path / "model-00002-of-00003.safetensors")
+    assert tilestone.open(tmp_path).verify().notes == []
+
+
 def test_a_tensor_of_an_unknown_dtype_is_listed_and_refused_by_key(tmp_path: pathlib.Path) -> None:
     header = {
         "good": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},

@@ -228,7 +228,7 @@ def test_the_package_loads_what_is_converted(worlds: ranks.Worlds, tmp_path: pat
 
 
 def test_a_flat_state_becomes_the_item_model(tmp_path: pathlib.Path) -> None:
-    state = {"layers.0.weight": torch.randn(3, 2), "head.bias": torch.ones(2)}
+    state = {"layers.0.weight": torch.randn(3, 2), "head.bias": torch.ones(2), "x" * 300: torch.ones(1)}
     tilestone.save(state, tmp_path / "ours")
     tilestone.convert(tmp_path / "ours", tmp_path / "theirs", format="torch_checkpointing")
     into = {"model": {key: torch.zeros_like(value) for key, value in state.items()}}

@@ -4,7 +4,11 @@
 #include <typeindex>
 #include <utility>
 
+#include "tilestone/geometry/strided_copy.h"
+
 namespace tilestone {
+
+StridedView DeviceMemory::place() const { return {}; }
 
 DeviceBatch::DeviceBatch(CopyTo to, std::span<const DeviceCopy> copies) {
   std::map<std::pair<std::type_index, std::string>, std::vector<DeviceCopy>> by_device;

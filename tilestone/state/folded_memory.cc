@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/geometry/strided_copy.h"
+
 namespace tilestone::state_internal {
 namespace {
 
@@ -46,6 +48,11 @@ class FoldedMemory final : public DeviceMemory {
                       });
     }
     return std::make_unique<FlatTransfer>(DeviceBatch(to, flat));
+  }
+  StridedView place() const override {
+    const StridedView flat = flat_->place();
+    if (flat.data == nullptr || !flat.is_contiguous()) return {};
+    return StridedView::contiguous(flat.data, shape_, itemsize_).narrow(box_);
   }
   std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
     check_bounds(box, box_.shape);

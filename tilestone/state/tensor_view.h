@@ -65,6 +65,9 @@ class DeviceMemory {
   virtual std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) = 0;
   // The part of the tensor inside `box`, which is in the tensor's own coordinates.
   virtual std::shared_ptr<DeviceMemory> narrow(const Box& box) = 0;
+  // Where the elements are, by addresses of the device. They tell whether tensors of one device
+  // share memory, and are good for nothing else. Without data: not known.
+  virtual StridedView place() const;
   // Pins host memory for copies from and to this device. It may be kept for longer than this
   // tensor, and does not keep it alive. Empty if pinning has no use.
   virtual PinHost pin() const { return {}; }

@@ -10,6 +10,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_testing.h"
+#include "tilestone/storage/private_map.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::storage_test {
@@ -110,7 +111,10 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
 TEST(Storage, SaysWhatItCan) {
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path());
-  std::printf("can: exchange %s\n", storage->directories()->can_exchange() ? "yes" : "no");
+  storage->make_file("file", to_bytes("x"), Deadline::never());
+  const bool maps = map_private(*storage->open("file")) != nullptr;
+  std::printf("can: exchange %s, map %s\n", storage->directories()->can_exchange() ? "yes" : "no",
+              maps ? "yes" : "no");
 }
 
 constexpr PosixOptions kDirect{.direct_write = 0, .direct_read = 0, .queue_depth = 4};

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core
 from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
-from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
+from tilestone._objects import host_arrays
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.progress import ProgressCallback, reporting
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 #: The attribute of a whole version that has the version's id.
 _ID = "tilestone_delta_result"
+# Options of `load`, which hints name, that `apply_delta` does not have.
+_NO_OPTIONS = dict.fromkeys(
+    ("differences.not_in_checkpoint", "differences.other_shape", "allow_shape_mismatch", "cast")
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -239,6 +244,7 @@ def apply_delta(
     Raises:
         MismatchError: `target` is not the delta's base; `key` is the first tensor that differs, and
             the hint names the chain of versions that leads there. Nothing was changed.
+        InvalidArgumentError: arrays overlap, or can't be changed in place. Nothing was changed.
         CorruptError: the delta is damaged (nothing was changed), or something else came out.
         AlreadyExistsError: something is at `to`.
         NotFoundError, UnsafeError, UnsupportedError: as for `open`; also if `path` is no delta.
@@ -259,6 +265,17 @@ def apply_delta(
         return json.dumps(_core.delta_versions(valid.directory(path))).encode(), True
 
     versions = json.loads(_agree("apply_delta", group, timeout, say, decide))
+    try:
+        with host_arrays.in_place():
+            return _apply(target, path, versions, group, options)
+    except CheckpointError as error:
+        error.word_options(_NO_OPTIONS)
+        raise
+
+
+def _apply(
+    target: Any, path: Any, versions: list[Any], group: Any, options: dict[str, Any]
+) -> _core.DeltaReport | None:
     if not versions:
         return _in_place(target, [path], group, options)
     anchor = next((each for each in reversed(versions) if each[2]), None)

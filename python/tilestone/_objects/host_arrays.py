@@ -7,7 +7,9 @@ filled from either.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -38,6 +40,30 @@ def array(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
     return loaded.bytes.view(dtype).reshape(loaded.shape)
 
 
+# Whether a load must fill the memory of the arrays themselves.
+_in_place: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_place", default=False)
+
+
+@contextlib.contextmanager
+def in_place() -> Iterator[None]:
+    """Within it, arrays that a load does not fill where they are are refused: read-only ones, and others."""
+    token = _in_place.set(True)
+    try:
+        yield
+    finally:
+        _in_place.reset(token)
+
+
+def _new(shape: Any, dtype: Any) -> numpy.ndarray[Any, Any]:
+    """The array that a load fills in the place of another one."""
+    if _in_place.get():
+        raise InvalidArgumentError(
+            "the array can't be changed in place: it is read-only, of a foreign byte order, or a field of records",
+            hint="pass a copy of it",
+        )
+    return numpy.zeros(shape, dtype)
+
+
 def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
     """A view of an array's memory; None if a checkpoint can't hold its elements (objects, text).
 
@@ -55,7 +81,7 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
     straight = array.dtype.isnative and all(stride % size == 0 for stride in array.strides)
     owner: Any = None
     if for_load and not array.flags.writeable:
-        array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+        array = _new(array.shape, array.dtype.newbyteorder("="))
     elif for_load:
         if _core.shares_elements((*array.shape, size), (*array.strides, 1)):
             raise InvalidArgumentError(
@@ -63,7 +89,7 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
             )
         if not straight:
             target = array
-            array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+            array = _new(array.shape, array.dtype.newbyteorder("="))
             owner = CopiedBack(array, target, _copied)
     elif not straight:
         array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
@@ -110,7 +136,7 @@ class _DlpackConverter(converters.ArrayConverter):
         if found is None:
             _raise_failure(item)
             return None
-        return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
+        return view(_new(found.shape, DType(found.dtype).numpy), for_load)
 
     def is_writable(self, item: Any) -> bool:
         if _is_immutable(item):

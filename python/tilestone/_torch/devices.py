@@ -49,15 +49,21 @@ class DeviceTensor:
         tensor: any strided tensor, also a lazily conjugated or negated one.
     """
 
-    __slots__ = ("device", "elements", "lane")
+    __slots__ = ("address", "device", "elements", "lane", "strides")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.lane = lane_of(tensor.device)
         self.device = str(self.lane.device)
         self.lane.note_caller()
+        self.strides = tensor.stride()
         memory = self.lane.memory_of(tensor)
         # The bits of lazy elements are not those in memory.
-        self.elements = memory if is_lazy(memory) else as_integers(memory)
+        lazy = is_lazy(memory)
+        self.elements = memory if lazy else as_integers(memory)
+        self.address = 0
+        if not lazy:
+            with contextlib.suppress(RuntimeError):  # of devices whose tensors have no address
+                self.address = memory.data_ptr()
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

@@ -39,7 +39,9 @@ class DeltaPatch final : public TensorPatch {
                         TensorView::contiguous(elements.data(), tensor.dtype, box.shape)});
       elements = elements.subspan(shards.back().sum.bytes());
     }
-    apply_to(shards, all_of(shards), *delta_, threads_);
+    const DeltaTensor& change = *delta_->in_result(tensor.key);
+    walk(shards, parts_of(shards, all_of(shards)), threads_,
+         {.work = [&](ShardPart& part) { delta_->apply(change, part.box, part.now); }});
   }
 
   // The tensors of the new version in the place of the base's.
@@ -70,7 +72,7 @@ class DeltaPatch final : public TensorPatch {
 };
 
 // Compares the base with what the delta says of it, and of what becomes of it.
-void check_base(StoredSource& source, const DeltaFile& delta, const DeltaOptions& options) {
+void check_base(StoredSource& source, DeltaFile& delta, const DeltaOptions& options) {
   SummedTensors before, after;
   for (const StoredTensor& tensor : source.metadata().tensors) {
     before[tensor.key] = {tensor.dtype, tensor.shape};
@@ -90,7 +92,7 @@ void check_base(StoredSource& source, const DeltaFile& delta, const DeltaOptions
     bytes += tensor.bytes();
   }
   ThreadPool threads(thread_count(options.resources.threads));
-  delta.verify(threads);
+  delta.verify(threads, DeltaFile::kMaxKept);
   ProgressMeter progress(options.progress, "verify", bytes);
   const auto work = [&](ShardPart& part) {
     const DeltaTensor& tensor = tensors[part.shard];

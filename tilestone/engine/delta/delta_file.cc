@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -19,16 +20,21 @@ namespace {
 
 constexpr uint64_t kCopied = 8u << 20;  // bytes of a spool that are copied at once
 
-Bytes read_range(Storage& storage, const ReadableFile& file, uint64_t begin, uint64_t end,
-                 const Deadline& deadline) {
-  Bytes bytes(end - begin);
-  if (bytes.empty()) return bytes;
-  const ReadOp op{&file, begin, bytes.size(), bytes.data()};
+void read_ops(Storage& storage, std::span<const ReadOp> ops, const Deadline& deadline,
+              ThreadPool* threads = nullptr) {
   ReadOptions options;
+  options.threads = threads;
   options.buffers = BufferPool::create(BufferPool::kDefaultBuffer);
   options.deadline = deadline;
   options.cache = CachePolicy::kKeep;
-  storage.read({&op, 1}, options, [](size_t, ByteView) {});
+  storage.read(ops, options, [](size_t, ByteView) {});
+}
+
+Bytes read_range(Storage& storage, const ReadableFile& file, uint64_t begin, uint64_t end,
+                 const Deadline& deadline) {
+  Bytes bytes(end - begin);
+  const ReadOp op{&file, begin, bytes.size(), bytes.data()};
+  if (!bytes.empty()) read_ops(storage, {&op, 1}, deadline);
   return bytes;
 }
 
@@ -69,31 +75,27 @@ void DeltaBody::put(const std::string& key, DType dtype, const Dims& shape, Byte
   part.spooled->append(bytes);
 }
 
-DeltaPiece DeltaBody::add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
-                          ByteView now) {
-  DeltaPiece piece{.box = box, .kind = encoded.kind, .gap_bytes = encoded.gap_bytes};
-  const std::string name = delta_entry(tensor, piece);
-  const auto count = [](const Bytes& bytes, uint64_t item) {
-    return Dims{static_cast<int64_t>(bytes.size() / item)};
+void DeltaBody::add(ShardSum& sum, const Box& box, const EncodedPiece& encoded, ByteView now) {
+  DeltaPiece& piece = sum.pieces.emplace_back(DeltaPiece{box, encoded.kind, encoded.gap_bytes});
+  piece.file = file_;
+  const std::string name = delta_entry({sum.key, sum.dtype, sum.shape}, piece);
+  const auto add_entry = [&](std::string_view suffix, DType dtype, ByteView bytes,
+                             const Dims* shape) {
+    const Dims flat{static_cast<int64_t>(bytes.size() / itemsize(dtype))};
+    put(name + std::string(suffix), dtype, shape != nullptr ? *shape : flat, bytes);
+    piece.crc32 = crc32(bytes, piece.crc32);
   };
-  const bool named = has_name(tensor.dtype);
-  const DType dtype = named ? tensor.dtype : DType::kUInt8;
-  if (piece.kind == DeltaKind::kSparse) {
-    const bool wide = piece.gap_bytes == 2;
-    put(name + std::string(kDeltaPositions), wide ? DType::kUInt16 : DType::kUInt8,
-        count(encoded.positions, piece.gap_bytes), encoded.positions);
-    put(name + std::string(kDeltaValues), dtype, count(encoded.values, itemsize(dtype)),
-        encoded.values);
-    piece.crc32 = crc32(encoded.values, crc32(encoded.positions));
-  } else if (piece.kind == DeltaKind::kXor) {
-    put(name + std::string(kDeltaXor), DType::kUInt8, count(encoded.values, 1), encoded.values);
-    piece.crc32 = crc32(encoded.values);
-  } else {
-    put(name + std::string(kDeltaValues), dtype,
-        named ? box.shape : Dims{static_cast<int64_t>(now.size())}, now);
-    piece.crc32 = crc32(now);
+  const bool named = has_name(sum.dtype);
+  const DType dtype = named ? sum.dtype : DType::kUInt8;
+  if (piece.kind == DeltaKind::kWhole) {
+    return add_entry(kDeltaValues, dtype, now, named ? &box.shape : nullptr);
   }
-  return piece;
+  if (piece.kind == DeltaKind::kXor) {
+    return add_entry(kDeltaXor, DType::kUInt8, encoded.values, nullptr);
+  }
+  const DType positions = piece.gap_bytes == 2 ? DType::kUInt16 : DType::kUInt8;
+  add_entry(kDeltaPositions, positions, encoded.positions, nullptr);
+  add_entry(kDeltaValues, dtype, encoded.values, nullptr);
 }
 
 DeltaEntries DeltaBody::entries() const {
@@ -148,65 +150,67 @@ DeltaFile DeltaFile::open(const Location& location, const Deadline& deadline) {
   if (!delta.storage_->stat(name)) {
     throw Error(ErrorCode::kNotFound, "there is no delta at " + delta.place_).with_file(name);
   }
-  Opened& first = delta.files_[""] = delta.open_file(name);
-  if (!first.header.index) {
+  Headers headers;
+  DeltaHeader& first = delta.open_file(name, "", headers);
+  if (!first.index) {
     throw Error(ErrorCode::kUnsupported, "the safetensors file is no delta")
         .with_file(name)
         .with_hint("`tilestone delta A B PATH` makes one");
   }
-  delta.index_ = *std::move(first.header.index);
+  delta.index_ = *std::move(first.index);
   for (const DeltaTensor& tensor : delta.index_.tensors) {
     for (const DeltaPiece& piece : tensor.pieces) {
-      if (!delta.files_.contains(piece.file)) {
-        delta.files_[piece.file] = delta.open_file(piece.file);
-      }
-      delta.check_entries(tensor, piece);
+      const auto known = headers.find(piece.file);
+      const DeltaHeader& header =
+          known != headers.end() ? known->second : delta.open_file(piece.file, piece.file, headers);
+      delta.entries_[&piece] = delta.entries_of(tensor, piece, header);
     }
   }
-  for (const auto& [file, opened] : delta.files_) delta.bytes_ += opened.file->size();
   return delta;
 }
 
-DeltaFile::Opened DeltaFile::open_file(const std::string& name) const {
+DeltaHeader& DeltaFile::open_file(const std::string& name, const std::string& as,
+                                  Headers& headers) {
   constexpr uint64_t kBegin = safetensors::kLengthBytes;
-  Opened opened{storage_->open(name), {}};
-  const uint64_t size = opened.file->size();
-  const Bytes first = read_range(*storage_, *opened.file, 0, std::min(size, kBegin), deadline_);
+  const ReadableFile& file = *(files_[as] = storage_->open(name));
+  const uint64_t size = file.size();
+  const Bytes first = read_range(*storage_, file, 0, std::min(size, kBegin), deadline_);
   const uint64_t end = kBegin + safetensors::header_length(first, size, name);
-  opened.header =
-      parse_delta_header(read_range(*storage_, *opened.file, kBegin, end, deadline_), size, name);
-  return opened;
+  bytes_ += size;
+  return headers[as] =
+             parse_delta_header(read_range(*storage_, file, kBegin, end, deadline_), size, name);
 }
 
-const safetensors::HeaderTensor& DeltaFile::entry(const DeltaTensor& tensor,
-                                                  const DeltaPiece& piece,
-                                                  std::string_view suffix) const {
-  const auto& entries = files_.find(piece.file)->second.header.entries;
-  const auto found = entries.find(delta_entry(tensor, piece) + std::string(suffix));
-  if (found != entries.end()) return found->second;
-  throw Error(ErrorCode::kCorrupt,
-              "the delta lacks the" + std::string(suffix) + " of " + to_string(piece.box))
-      .with_key(tensor.key)
-      .with_file(piece.file);
-}
-
-void DeltaFile::check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const {
+DeltaFile::Entries DeltaFile::entries_of(const DeltaTensor& tensor, const DeltaPiece& piece,
+                                         const DeltaHeader& header) const {
   const auto elements = static_cast<uint64_t>(piece.box.numel());
   const uint64_t bytes = elements * itemsize(tensor.dtype);
-  const auto expect = [&](std::string_view suffix, uint64_t least, uint64_t most) {
-    const auto& has = entry(tensor, piece, suffix);
-    const uint64_t found = has.end - has.begin;
-    if (least <= found && found <= most) return;
+  const auto entry = [&](std::string_view suffix, uint64_t least, uint64_t most) {
+    const auto found = header.entries.find(delta_entry(tensor, piece) + std::string(suffix));
+    const bool is_there = found != header.entries.end();
+    const uint64_t size = is_there ? found->second.end - found->second.begin : 0;
+    if (is_there && least <= size && size <= most) {
+      return Entries::Entry{found->second.begin, found->second.end};
+    }
     throw Error(ErrorCode::kCorrupt,
-                fmt::format("the {}{} of a box of {} bytes has {} bytes in the "
-                            "delta; at most {} are expected",
-                            delta_entry(tensor, piece), suffix, bytes, found, most))
+                is_there
+                    ? fmt::format("the {}{} of a box of {} bytes has {} bytes in the delta; at "
+                                  "most {} are expected",
+                                  delta_entry(tensor, piece), suffix, bytes, size, most)
+                    : fmt::format("the delta lacks the{} of {}", suffix, to_string(piece.box)))
         .with_key(tensor.key)
         .with_file(piece.file);
   };
-  if (piece.kind == DeltaKind::kXor) return expect(kDeltaXor, 0, bytes + bytes / 64 + 4096);
-  if (piece.kind == DeltaKind::kSparse) expect(kDeltaPositions, 0, elements * piece.gap_bytes);
-  expect(kDeltaValues, piece.kind == DeltaKind::kWhole ? bytes : 0, bytes);
+  Entries found{&tensor, &piece, files_.find(piece.file)->second.get()};
+  if (piece.kind == DeltaKind::kXor) {
+    found.values = entry(kDeltaXor, 0, bytes + bytes / 64 + 4096);
+    return found;
+  }
+  if (piece.kind == DeltaKind::kSparse) {
+    found.positions = entry(kDeltaPositions, 0, elements * piece.gap_bytes);
+  }
+  found.values = entry(kDeltaValues, piece.kind == DeltaKind::kWhole ? bytes : 0, bytes);
+  return found;
 }
 
 const DeltaTensor* DeltaFile::find(const std::string& key,
@@ -226,36 +230,64 @@ const DeltaTensor* DeltaFile::in_result(const std::string& key) const {
   return find(key, &DeltaTensor::after);
 }
 
-DeltaFile::Payload DeltaFile::read(const DeltaTensor& tensor, const DeltaPiece& piece) const {
-  const auto read_entry = [&](std::string_view suffix) {
-    const auto& at = entry(tensor, piece, suffix);
-    const ReadableFile& file = *files_.find(piece.file)->second.file;
-    return read_range(*storage_, file, at.begin, at.end, deadline_);
-  };
-  Payload payload;
-  if (piece.kind == DeltaKind::kSparse) payload.positions = read_entry(kDeltaPositions);
-  payload.values = read_entry(piece.kind == DeltaKind::kXor ? kDeltaXor : kDeltaValues);
-  const uint32_t found = crc32(payload.values, crc32(payload.positions));
-  if (found == piece.crc32) return payload;
+std::vector<Bytes> DeltaFile::read(std::span<Entries> entries, ThreadPool* threads) const {
+  std::vector<std::pair<const ReadableFile*, Entries::Entry*>> all;
+  for (Entries& each : entries) {
+    for (Entries::Entry* const entry : {&each.positions, &each.values}) {
+      if (entry->begin != entry->end) all.emplace_back(each.file, entry);
+    }
+  }
+  std::ranges::sort(all, {},
+                    [](const auto& each) { return std::tuple(each.first, each.second->begin); });
+  std::vector<Bytes> memory;
+  std::vector<ReadOp> ops;
+  for (size_t first = 0, next = 0; first < all.size(); first = next) {
+    const auto& [file, entry] = all[first];
+    uint64_t end = entry->begin;  // entries one after the other are read at once
+    for (; next < all.size() && all[next].first == file && all[next].second->begin == end; ++next) {
+      end = all[next].second->end;
+    }
+    const Bytes& bytes = memory.emplace_back(end - entry->begin);
+    ops.push_back({file, entry->begin, bytes.size(), memory.back().data()});
+    for (size_t i = first; i < next; ++i) {
+      Entries::Entry& each = *all[i].second;
+      each.bytes = ByteView(bytes).subspan(each.begin - entry->begin, each.end - each.begin);
+    }
+  }
+  read_ops(*storage_, ops, deadline_, threads);
+  return memory;
+}
+
+void DeltaFile::check_crc(const Entries& entries) const {
+  const DeltaPiece& piece = *entries.piece;
+  const uint32_t found = crc32(entries.values.bytes, crc32(entries.positions.bytes));
+  if (found == piece.crc32) return;
   throw Error(ErrorCode::kCorrupt,
               fmt::format("the delta is damaged: the CRC-32 of {} is {:08x}, expected {:08x}",
                           to_string(piece.box), found, piece.crc32))
-      .with_key(tensor.key)
+      .with_key(entries.tensor->key)
       .with_file(piece.file.empty() ? place_ : piece.file);
 }
 
 void DeltaFile::apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements) const {
   for (const DeltaPiece& piece : tensor.pieces) {
-    if (intersects(piece.box, box)) apply(tensor, piece, box, elements);
+    if (!intersects(piece.box, box)) continue;
+    Entries entries = entries_.at(&piece);
+    std::vector<Bytes> memory;
+    if (entries.values.bytes.empty()) {  // not kept
+      memory = read({&entries, 1}, nullptr);
+      check_crc(entries);
+    }
+    apply(entries, box, elements);
   }
 }
 
-void DeltaFile::apply(const DeltaTensor& tensor, const DeltaPiece& piece, const Box& box,
-                      MutableByteView elements) const {
-  const uint64_t item = itemsize(tensor.dtype);
-  const Payload payload = read(tensor, piece);
+void DeltaFile::apply(const Entries& entries, const Box& box, MutableByteView elements) const {
+  const DeltaPiece& piece = *entries.piece;
+  const uint64_t item = itemsize(entries.tensor->dtype);
   const auto patch = [&](MutableByteView bytes) {
-    apply_piece(piece.kind, piece.gap_bytes, payload.positions, payload.values, bytes, item);
+    apply_piece(piece.kind, piece.gap_bytes, entries.positions.bytes, entries.values.bytes, bytes,
+                item);
   };
   const uint64_t size = static_cast<uint64_t>(piece.box.numel()) * item;
   const auto place =
@@ -273,20 +305,35 @@ void DeltaFile::apply(const DeltaTensor& tensor, const DeltaPiece& piece, const 
   strided_copy(here, there);
 }
 
-void DeltaFile::verify(ThreadPool& threads, const Wanted& wanted) const {
-  std::vector<std::pair<const DeltaTensor*, const DeltaPiece*>> pieces;
+uint64_t DeltaFile::verify(ThreadPool& threads, uint64_t keep, const Wanted& wanted) {
+  std::vector<Entries> pieces;
+  uint64_t bytes = 0;
   for (const DeltaTensor& tensor : index_.tensors) {
     for (const DeltaPiece& piece : tensor.pieces) {
-      if (wanted == nullptr || wanted(tensor, piece.box)) pieces.emplace_back(&tensor, &piece);
+      if (wanted != nullptr && !wanted(tensor, piece.box)) continue;
+      bytes += pieces.emplace_back(entries_.at(&piece)).size();
     }
   }
-  threads.parallel_for(pieces.size(), [&](size_t i) {
-    const auto& [tensor, piece] = pieces[i];
-    const Payload payload = read(*tensor, *piece);
-    const uint64_t item = itemsize(tensor->dtype);
-    check_piece(piece->kind, piece->gap_bytes, payload.positions, payload.values,
-                static_cast<uint64_t>(piece->box.numel()), item);
-  });
+  const bool keeps = bytes <= std::min(keep, kMaxKept);  // then they are read at once
+  std::vector<Bytes> memory;
+  for (size_t first = 0, next = 0; first < pieces.size(); first = next) {
+    for (uint64_t size = 0; next < pieces.size() && (keeps || size < kMaxKept); ++next) {
+      size += pieces[next].size();
+    }
+    const std::span some = std::span(pieces).subspan(first, next - first);
+    memory.clear();
+    memory = read(some, &threads);
+    threads.parallel_for(some.size(), [&](size_t i) {
+      const auto& [tensor, piece, file, positions, values] = some[i];
+      check_crc(some[i]);
+      check_piece(piece->kind, piece->gap_bytes, positions.bytes, values.bytes,
+                  static_cast<uint64_t>(piece->box.numel()), itemsize(tensor->dtype));
+    });
+  }
+  if (!keeps) return 0;
+  for (const Entries& each : pieces) entries_[each.piece] = each;
+  kept_ = std::move(memory);
+  return bytes;
 }
 
 }  // namespace tilestone::engine

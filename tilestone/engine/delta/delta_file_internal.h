@@ -16,6 +16,7 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/encoding_internal.h"
+#include "tilestone/engine/delta/sums_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/safetensors/delta_index.h"
 #include "tilestone/storage/storage.h"
@@ -47,12 +48,12 @@ DeltaReport timed(const Work& work) {
 class DeltaBody {
  public:
   // `spool`: a directory to which what is added goes. Null: nothing is copied, and what is added
-  // must stay until it is written.
-  explicit DeltaBody(std::shared_ptr<Storage> spool) : spool_(std::move(spool)) {}
+  // must stay until it is written. `file`: of the pieces.
+  DeltaBody(std::shared_ptr<Storage> spool, std::string file)
+      : spool_(std::move(spool)), file_(std::move(file)) {}
 
-  // Adds a piece; `now` is needed for kWhole. The piece's `file` is not set.
-  DeltaPiece add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
-                 ByteView now);
+  // Adds a piece, here and to the sum; `now` is needed for kWhole.
+  void add(ShardSum& sum, const Box& box, const EncodedPiece& encoded, ByteView now);
   DeltaEntries entries() const;
   uint64_t bytes() const;
   // Writes the file, durably, with this header before the entries. Once.
@@ -69,6 +70,7 @@ class DeltaBody {
   void put(const std::string& key, DType dtype, const Dims& shape, ByteView bytes);
 
   const std::shared_ptr<Storage> spool_;
+  const std::string file_;
   std::map<uint64_t, Part, std::greater<>> parts_;  // by the size of their elements
 };
 
@@ -87,39 +89,49 @@ class DeltaFile {
   std::string describe() const { return place_; }
   Storage& folder() const { return *storage_; }  // of its files
 
-  // Makes `elements`, those of `box` in C order, which are the base's, those of the new version; or
-  // those of them that are in one piece. Only the pieces that have a part of the box are read.
-  // Throws Error(kCorrupt) if they are damaged; elements may have been changed then.
+  // Makes `elements`, those of `box` in C order, which are the base's, those of the new version.
+  // Only the pieces that have a part of the box are read. Throws Error(kCorrupt) if they are
+  // damaged; elements may have been changed then.
   void apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements) const;
-  void apply(const DeltaTensor& tensor, const DeltaPiece& piece, const Box& box,
-             MutableByteView elements) const;
   // Reads the pieces for which `wanted` is true, or all, and checks them as far as this is possible
-  // without the base.
+  // without the base. If they are at most `keep` bytes, and kMaxKept, they stay in memory for
+  // apply(): so many are returned.
+  static constexpr uint64_t kMaxKept = 32u << 20;
   using Wanted = std::function<bool(const DeltaTensor& tensor, const Box& box)>;
-  void verify(ThreadPool& threads, const Wanted& wanted = nullptr) const;
+  uint64_t verify(ThreadPool& threads, uint64_t keep, const Wanted& wanted = nullptr);
 
  private:
-  struct Opened {
-    std::unique_ptr<ReadableFile> file;
-    DeltaHeader header;  // the index was moved from it
+  // Where the entries of a piece are, and their bytes while they are in memory.
+  struct Entries {
+    const DeltaTensor* tensor = nullptr;
+    const DeltaPiece* piece = nullptr;
+    const ReadableFile* file = nullptr;
+    struct Entry {
+      uint64_t begin = 0, end = 0;  // in the file
+      ByteView bytes = {};
+    } positions = {}, values = {};
+    uint64_t size() const { return positions.end - positions.begin + values.end - values.begin; }
   };
-  struct Payload {
-    Bytes positions, values;
-  };
+  using Headers = std::map<std::string, DeltaHeader, std::less<>>;  // by DeltaPiece::file
+
   DeltaFile() = default;
   const DeltaTensor* find(const std::string& key, std::optional<uint32_t> DeltaTensor::* in) const;
-  Opened open_file(const std::string& name) const;
-  const safetensors::HeaderTensor& entry(const DeltaTensor& tensor, const DeltaPiece& piece,
-                                         std::string_view suffix) const;
-  void check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const;
-  Payload read(const DeltaTensor& tensor, const DeltaPiece& piece) const;
+  DeltaHeader& open_file(const std::string& name, const std::string& as, Headers& headers);
+  Entries entries_of(const DeltaTensor& tensor, const DeltaPiece& piece,
+                     const DeltaHeader& header) const;
+  // Reads entries that are not in memory, and returns their memory.
+  std::vector<Bytes> read(std::span<Entries> entries, ThreadPool* threads) const;
+  void check_crc(const Entries& entries) const;
+  void apply(const Entries& entries, const Box& box, MutableByteView elements) const;
 
   std::shared_ptr<Storage> storage_;
   std::string place_;
   Deadline deadline_ = Deadline::never();
   uint64_t bytes_ = 0;
-  std::map<std::string, Opened, std::less<>> files_;  // by DeltaPiece::file
+  std::map<std::string, std::unique_ptr<ReadableFile>, std::less<>> files_;  // likewise
   DeltaIndex index_;
+  std::map<const DeltaPiece*, Entries> entries_;
+  std::vector<Bytes> kept_;
 };
 
 }  // namespace tilestone::engine

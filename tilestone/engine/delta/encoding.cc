@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -13,7 +14,6 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kScanned = 64;              // bytes that are compared at once
 constexpr uint64_t kBlock = 32 << 10;          // bytes of each side that are passed at once
 constexpr uint64_t kSampleElements = 1 << 15;  // by which the compression is judged
 constexpr double kWorthwhile = 0.8;            // of the bytes: more is stored as it is
@@ -44,91 +44,105 @@ void for_itemsize(uint64_t itemsize, const With& with) {
 // Whether two elements differ.
 template <size_t kItem>
 bool differ(const std::byte* a, const std::byte* b) {
-  using Narrow = std::conditional_t<kItem == 1, uint8_t, uint16_t>;
-  using Wide = std::conditional_t<kItem == 4, uint32_t, uint64_t>;
-  using Bits = std::conditional_t<kItem <= sizeof(Narrow), Narrow, Wide>;
-  if constexpr (kItem > sizeof(Bits)) {
-    return differ<kItem / 2>(a, b) || differ<kItem / 2>(a + kItem / 2, b + kItem / 2);
+  if constexpr (kItem == 16) {
+    uint64_t first[2], second[2];
+    std::memcpy(first, a, kItem);
+    std::memcpy(second, b, kItem);
+    return ((first[0] ^ second[0]) | (first[1] ^ second[1])) != 0;
   } else {
-    Bits first, second;
+    using Wide = std::conditional_t<kItem == 4, uint32_t, uint64_t>;
+    using Narrow = std::conditional_t<kItem == 1, uint8_t, uint16_t>;
+    std::conditional_t<kItem <= 2, Narrow, Wide> first, second;
     std::memcpy(&first, a, kItem);
     std::memcpy(&second, b, kItem);
     return first != second;
   }
 }
 
-// The indices of the elements that differ. Stops once there are more than `most`.
+// What has changed, in order.
+struct Changes {
+  std::vector<uint32_t> indices;  // of elements
+  Bytes values;                   // the new ones
+};
+
+// Stops soon once there are more than `most`. Has no branches that depend on the elements: they
+// would be mispredicted.
 template <size_t kItem>
-std::vector<uint32_t> changes_of(ByteView base, ByteView now, uint64_t most,
-                                 const PassedBlock& passed) {
-  std::vector<uint32_t> indices(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
-  size_t count = 0;
+Changes changes_of(ByteView base, ByteView now, uint64_t most, const PassedBlock& passed) {
+  constexpr uint64_t kGroup = 16;                // bytes that are compared at once
+  std::array<uint32_t, kBlock / kGroup> groups;  // those of a block that differ
+  Changes found;
+  size_t count = 0, room = 0;
   for (uint64_t begin = 0; begin < now.size(); begin += kBlock) {
     const uint64_t size = std::min(kBlock, now.size() - begin);
-    const ByteView a = base.subspan(begin, size), b = now.subspan(begin, size);
-    if (passed != nullptr) passed(a, b);
-    for (uint64_t at = 0; at < size && count <= most; at += kScanned) {
-      const uint64_t end = std::min(at + kScanned, size);
-      if (std::memcmp(a.data() + at, b.data() + at, end - at) == 0) continue;
-      if (count + kScanned > indices.size()) indices.resize(2 * indices.size());
-      for (uint64_t i = at; i < end; i += kItem) {  // without a branch, which would be mispredicted
-        indices[count] = static_cast<uint32_t>((begin + i) / kItem);
-        count += differ<kItem>(a.data() + i, b.data() + i) ? 1 : 0;
+    const std::byte* const a = base.data() + begin;
+    const std::byte* const b = now.data() + begin;
+    if (passed != nullptr) passed({a, size}, {b, size});
+    if (count > most) continue;
+    size_t listed = 0;
+    uint64_t at = 0;
+    for (; at + kGroup <= size; at += kGroup) {
+      groups[listed] = static_cast<uint32_t>(at);
+      listed += differ<kGroup>(a + at, b + at) ? 1 : 0;
+    }
+    if (at < size) groups[listed++] = static_cast<uint32_t>(at);
+    const size_t needed = count + listed * (kGroup / kItem);
+    if (needed > room) {
+      room = std::max(2 * room, needed);
+      found.indices.resize(room);
+      found.values.resize(room * kItem);
+    }
+    for (size_t i = 0; i < listed; ++i) {
+      const uint64_t end = std::min(groups[i] + kGroup, size);
+      for (at = groups[i]; at < end; at += kItem) {
+        found.indices[count] = static_cast<uint32_t>((begin + at) / kItem);
+        std::memcpy(&found.values[count * kItem], b + at, kItem);
+        count += differ<kItem>(a + at, b + at) ? 1 : 0;
       }
     }
   }
-  indices.resize(count);
-  return indices;
+  found.indices.resize(count);
+  found.values.resize(count * kItem);
+  return found;
 }
 
 // A number is how many elements are unchanged before a changed one; the greatest that the bytes
 // hold: so many are unchanged, and the next number goes on.
 constexpr uint32_t goes_on(uint64_t gap_bytes) { return gap_bytes == 1 ? 0xff : 0xffff; }
 
-uint64_t numbers_of(const std::vector<uint32_t>& indices, uint64_t gap_bytes) {
-  uint64_t count = indices.size();
-  uint32_t next = 0;
-  for (const uint32_t index : indices) {
-    count += (index - next) / goes_on(gap_bytes);
-    next = index + 1;
-  }
-  return count;
-}
-
-Bytes gaps_of(const std::vector<uint32_t>& indices, uint64_t numbers, uint64_t gap_bytes) {
-  Bytes out(numbers * gap_bytes);
+template <uint64_t kGapBytes>
+Bytes gaps_of(const std::vector<uint32_t>& indices) {
+  constexpr uint32_t kGoesOn = goes_on(kGapBytes);
+  Bytes out((indices.size() + indices.back() / kGoesOn) * kGapBytes);
   std::byte* to = out.data();
   const auto put = [&](uint32_t number) {
     *to++ = static_cast<std::byte>(number);
-    if (gap_bytes == 2) *to++ = static_cast<std::byte>(number >> 8);
+    if (kGapBytes == 2) *to++ = static_cast<std::byte>(number >> 8);
   };
   uint32_t next = 0;
   for (const uint32_t index : indices) {
     uint32_t gap = index - next;
-    for (; gap >= goes_on(gap_bytes); gap -= goes_on(gap_bytes)) put(goes_on(gap_bytes));
+    for (; gap >= kGoesOn; gap -= kGoesOn) put(kGoesOn);
     put(gap);
     next = index + 1;
   }
+  out.resize(static_cast<size_t>(to - out.data()));
   return out;
 }
 
-template <size_t kItem>
-void gather(const std::vector<uint32_t>& indices, ByteView now, Bytes& out) {
-  std::byte* to = out.data();
-  for (const uint32_t index : indices) {
-    std::memcpy(to, now.data() + uint64_t{index} * kItem, kItem);
-    to += kItem;
-  }
-}
-
-EncodedPiece sparse_of(const std::vector<uint32_t>& indices, ByteView now, uint64_t itemsize) {
+EncodedPiece sparse_of(Changes changes) {
   EncodedPiece piece;
   piece.kind = DeltaKind::kSparse;
-  const uint64_t narrow = numbers_of(indices, 1), wide = numbers_of(indices, 2);
-  piece.gap_bytes = 2 * wide < narrow ? 2 : 1;
-  piece.positions = gaps_of(indices, piece.gap_bytes == 2 ? wide : narrow, piece.gap_bytes);
-  piece.values.resize(indices.size() * itemsize);
-  for_itemsize(itemsize, [&](auto item) { gather<item()>(indices, now, piece.values); });
+  piece.positions = gaps_of<1>(changes.indices);
+  if (piece.positions.size() > 2 * changes.indices.size()) {
+    Bytes wide = gaps_of<2>(changes.indices);
+    if (wide.size() < piece.positions.size()) {
+      piece.gap_bytes = 2;
+      piece.positions = std::move(wide);
+    }
+  }
+  piece.values = std::move(changes.values);
+  piece.values.shrink_to_fit();  // it may be held for long
   return piece;
 }
 
@@ -211,12 +225,13 @@ std::vector<Box> pieces_of(const Box& box, uint64_t itemsize) {
 std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize,
                                          const PassedBlock& passed) {
   const uint64_t most = now.size() / 2 / (itemsize + 1);  // more are no smaller than an XOR
-  std::vector<uint32_t> changed;
-  for_itemsize(itemsize, [&](auto item) { changed = changes_of<item()>(base, now, most, passed); });
-  if (changed.empty()) return std::nullopt;
+  Changes changes;
+  for_itemsize(itemsize, [&](auto item) { changes = changes_of<item()>(base, now, most, passed); });
+  const size_t changed = changes.indices.size();
+  if (changed == 0) return std::nullopt;
   std::optional<EncodedPiece> sparse;
-  if (changed.size() <= most) {
-    sparse = sparse_of(changed, now, itemsize);
+  if (changed <= most) {
+    sparse = sparse_of(std::move(changes));
     if (sparse->bytes() <= std::max<uint64_t>(now.size() / 8, 64)) return sparse;
   }
   const uint64_t least = sparse ? sparse->bytes() : now.size();

@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <optional>
-#include <set>
+#include <ranges>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -34,7 +38,8 @@ class InPlace {
           if (const Error* const failed = std::get_if<Error>(&made)) throw *failed;
           describe(*std::get<const StateDict*>(made));
           for (const Location& each : deltas) open(each);
-          return own_sums();
+          pass(untied_, nullptr);
+          return sums();
         },
         [&](const std::vector<Bytes>& payloads) {
           const std::optional<uint64_t> count = missed(summed(payloads), may_be_other);
@@ -48,16 +53,15 @@ class InPlace {
     DeltaReport report = report_of(newest.index());
     report.bytes = newest.bytes();
     if (told == 1) return report;
-    find_equal();
     const auto changed = rounds_.result_or_error([&] {
-      for (uint64_t i = told - 1; i-- > 0;) change(deltas_.at(i));
-      return Bytes();
+      change(std::span(deltas_).first(told - 1));
+      return sums();
     });
     rounds_.run_last(
         "applying the delta",
         [&](Deadline) {
           if (const Error* const failed = std::get_if<Error>(&changed)) throw *failed;
-          return own_sums();
+          return std::get<Bytes>(changed);
         },
         [&](const std::vector<Bytes>& payloads) {
           expect_result(newest, summed(payloads));
@@ -79,55 +83,88 @@ class InPlace {
       }
     }
     std::ranges::stable_sort(targets_, {}, key_of);
+    find_tied();
     refuse_overlap();
-    for (size_t i = 0; i < targets_.size(); ++i) unsummed_.insert(i);
   }
 
   static const std::string& key_of(const DeltaShard& target) { return target.sum.key; }
 
-  // The bytes that a view in host memory reaches.
-  static std::pair<const std::byte*, const std::byte*> reach(const TensorView& view) {
-    std::pair reached{view.data, view.data + itemsize(view.dtype)};
+  // Where the elements are, on the host or a device. Without data: nobody knows, or there are none.
+  static StridedView place_of(const TensorView& view) {
+    if (view.bytes() == 0) return {};
+    return view.device != nullptr ? view.device->place() : view.strided_view();
+  }
+  static std::string device_of(const TensorView& view) {
+    return view.device != nullptr ? view.device->device() : "";
+  }
+
+  // Tied tensors, one memory as the same part under two keys, are changed and summed once.
+  void find_tied() {
+    std::map<std::tuple<std::string, std::byte*, Dims, DType, Dims, Box>, size_t> first;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const auto& [sum, now, base] = targets_[i];
+      const StridedView place = place_of(now);
+      size_t same_as = i;
+      if (place.data != nullptr) {
+        same_as =
+            first
+                .try_emplace(
+                    {device_of(now), place.data, place.strides, sum.dtype, sum.shape, sum.box}, i)
+                .first->second;
+      }
+      if (same_as == i) {
+        untied_.push_back(i);
+      } else {
+        tied_.emplace_back(i, same_as);
+      }
+    }
+  }
+
+  // Refuses memory that is shared in another way, which would be changed twice.
+  void refuse_overlap() const {
+    struct Held {
+      std::string device;
+      StridedView place;
+      const std::string* key;
+      const std::byte* begin() const { return reach(place).first; }
+      const std::byte* end() const { return reach(place).second; }
+    };
+    std::vector<Held> held;
+    for (const size_t i : untied_) {
+      const auto& [sum, now, base] = targets_[i];
+      held.push_back({device_of(now), place_of(now), &sum.key});
+    }
+    std::erase_if(held, [](const Held& each) { return each.place.data == nullptr; });
+    std::ranges::stable_sort(held, {},
+                             [](const Held& each) { return std::pair(each.device, each.begin()); });
+    const Held* before = nullptr;  // that reaches furthest
+    for (const Held& each : held) {
+      const bool is_next = before == nullptr || before->device != each.device;
+      if (!is_next && each.begin() < before->end() && !are_beside(before->place, each.place)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "the tensor shares memory with " + *before->key + ", as another part or shape")
+            .with_key(*each.key)
+            .with_hint("pass one of them; the other changes with it");
+      }
+      if (is_next || each.end() > before->end()) before = &each;
+    }
+  }
+
+  // The bytes that a view reaches.
+  static std::pair<const std::byte*, const std::byte*> reach(const StridedView& view) {
+    std::pair<const std::byte*, const std::byte*> reached{view.data, view.data + view.itemsize};
     for (size_t d = 0; d < view.shape.size(); ++d) {
-      const int64_t last = (view.shape[d] - 1) * view.strides[d];
-      (last < 0 ? reached.first : reached.second) +=
-          last * static_cast<int64_t>(itemsize(view.dtype));
+      const int64_t last =
+          (view.shape[d] - 1) * view.strides[d] * static_cast<int64_t>(view.itemsize);
+      (last < 0 ? reached.first : reached.second) += last;
     }
     return reached;
   }
 
-  // Tied tensors, one memory as the same part under two keys, are changed once. Memory that is
-  // shared in another way would be changed twice. Views with the same steps, such as columns beside
-  // one another, reach over one another without sharing elements.
-  void refuse_overlap() const {
-    std::vector<const DeltaShard*> held;
-    for (const DeltaShard& target : targets_) {
-      if (target.now.device == nullptr && target.now.bytes() > 0) held.push_back(&target);
-    }
-    std::ranges::stable_sort(held, {},
-                             [](const DeltaShard* each) { return reach(each->now).first; });
-    const DeltaShard* before = nullptr;  // that reaches furthest
-    for (const DeltaShard* const each : held) {
-      const TensorView& now = each->now;
-      const bool overlaps = before != nullptr && reach(now).first < reach(before->now).second;
-      if (overlaps && !is_tied(*before, *each) && !are_beside(before->now, now)) {
-        throw Error(ErrorCode::kInvalidArgument, "the tensor shares memory with " +
-                                                     before->sum.key + ", as another part or shape")
-            .with_key(each->sum.key)
-            .with_hint("pass one of them; the other changes with it");
-      }
-      if (before == nullptr || reach(now).second > reach(before->now).second) before = each;
-    }
-  }
-
-  static bool is_tied(const DeltaShard& a, const DeltaShard& b) {
-    return a.now.data == b.now.data && a.now.strides == b.now.strides &&
-           a.sum.dtype == b.sum.dtype && a.sum.shape == b.sum.shape && a.sum.box == b.sum.box;
-  }
-
-  static bool are_beside(const TensorView& a, const TensorView& b) {
-    return a.data != b.data && a.strides == b.strides && !a.strided_view().is_contiguous() &&
-           !b.strided_view().is_contiguous();
+  // Views with the same steps, such as columns beside one another, reach over one another without
+  // sharing elements.
+  static bool are_beside(const StridedView& a, const StridedView& b) {
+    return a.data != b.data && a.strides == b.strides && !a.is_contiguous() && !b.is_contiguous();
   }
 
   // Opens a delta and checks what this rank needs of it. Those before a break in the chain are not
@@ -141,8 +178,8 @@ class InPlace {
               .with_file(opened.describe());
       return;
     }
-    const DeltaFile& delta = deltas_.emplace_back(std::move(opened));
-    delta.verify(threads_, [&](const DeltaTensor& tensor, const Box& box) {
+    DeltaFile& delta = deltas_.emplace_back(std::move(opened));
+    room_ -= delta.verify(threads_, room_, [&](const DeltaTensor& tensor, const Box& box) {
       return std::ranges::any_of(std::ranges::equal_range(targets_, tensor.key, {}, key_of),
                                  [&](const DeltaShard& target) {
                                    return target.sum.dtype == tensor.dtype &&
@@ -152,25 +189,24 @@ class InPlace {
     });
   }
 
-  Bytes own_sums() {
-    const std::vector<uint32_t> now = portions({unsummed_.begin(), unsummed_.end()});
-    for (const size_t i : unsummed_) targets_[i].sum.after = now[i];
-    unsummed_.clear();
+  Bytes sums() const {
     std::vector<ShardSum> sums;
     for (const DeltaShard& target : targets_) sums.push_back(target.sum);
     return encode_sums(sums);
   }
 
-  // Of some targets as they are now, by index: their portions of the tensors' CRC-32s.
-  std::vector<uint32_t> portions(const std::vector<size_t>& some) {
-    std::vector<uint32_t> found(targets_.size());
-    const auto work = [&](ShardPart& part) {
+  // Does `work` to the parts of some targets, by index, unless it is null, and sums what comes out.
+  void pass(const std::vector<size_t>& some, const std::function<void(ShardPart& part)>& work) {
+    for (const size_t i : some) targets_[i].sum.after = 0;
+    const auto sum_part = [&](ShardPart& part) {
+      if (work != nullptr) work(part);
       const ShardSum& sum = targets_[part.shard].sum;
       part.after = crc_portion(part.now, part.box, sum.shape, itemsize(sum.dtype));
     };
+    const auto add = [&](ShardPart& part) { targets_[part.shard].sum.after ^= part.after; };
     walk(targets_, parts_of(targets_, some), threads_,
-         {.work = work, .then = [&](ShardPart& part) { found[part.shard] ^= part.after; }});
-    return found;
+         {.work = sum_part, .then = add, .writes_back = work != nullptr});
+    for (const auto& [i, same_as] : tied_) targets_[i].sum.after = targets_[same_as].sum.after;
   }
 
   static SummedTensors summed(const std::vector<Bytes>& payloads) {
@@ -216,36 +252,31 @@ class InPlace {
     expect_keys(delta, sums);
   }
 
-  // Targets that are equal to an earlier one may be tied to it, and must not get an XOR twice. On a
-  // device there is no address to see that by.
-  void find_equal() {
-    std::set<std::tuple<DType, Dims, Box, uint32_t>> seen;
-    for (const auto& [sum, now, base] : targets_) {
-      may_be_tied_.push_back(!seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second);
-    }
-  }
-
-  void change(const DeltaFile& delta) {
-    std::vector<size_t> first, equal;
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      if (delta.in_result(targets_[i].sum.key)->unchanged()) continue;
-      unsummed_.insert(i);
-      (may_be_tied_[i] ? equal : first).push_back(i);
-    }
-    const std::vector<uint32_t> before = portions(equal);
-    apply_to(targets_, first, delta, threads_);
-    for (const size_t i : equal) {  // what has changed with another one is tied to it
-      if (portions({i})[i] == before[i]) apply_to(targets_, {i}, delta, threads_);
-    }
+  // Applies deltas, of which the newest is the first.
+  void change(std::span<const DeltaFile> deltas) {
+    const auto changed_by = [](const DeltaFile& delta, const DeltaShard& target) {
+      return !delta.in_result(target.sum.key)->unchanged();
+    };
+    std::vector<size_t> some;
+    std::ranges::copy_if(untied_, std::back_inserter(some), [&](size_t i) {
+      return std::ranges::any_of(
+          deltas, [&](const DeltaFile& delta) { return changed_by(delta, targets_[i]); });
+    });
+    pass(some, [&](ShardPart& part) {
+      for (const DeltaFile& delta : std::views::reverse(deltas)) {
+        delta.apply(*delta.in_result(key_of(targets_[part.shard])), part.box, part.now);
+      }
+    });
   }
 
   Rounds rounds_;
   ThreadPool threads_;
-  std::vector<DeltaFile> deltas_;    // the newest first
-  std::optional<Error> broken_;      // why no more of them are there
-  std::vector<DeltaShard> targets_;  // by key
-  std::vector<bool> may_be_tied_;
-  std::set<size_t> unsummed_;  // those whose sums are not of what they are now
+  std::vector<DeltaFile> deltas_;                // the newest first
+  uint64_t room_ = DeltaFile::kMaxKept;          // for what they keep in memory
+  std::optional<Error> broken_;                  // why no more of them are there
+  std::vector<DeltaShard> targets_;              // by key
+  std::vector<size_t> untied_;                   // indices of them
+  std::vector<std::pair<size_t, size_t>> tied_;  // the others, and the untied one of each
 };
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/delta/walk_internal.h"
@@ -43,10 +44,6 @@ void walk_report(auto& io, auto& report) {
   both::varint(io, report.added);
   both::varint(io, report.bytes);
   both::varint(io, report.whole_bytes);
-}
-
-DeltaTensor tensor_of(const ShardSum& sum) {
-  return {.key = sum.key, .dtype = sum.dtype, .shape = sum.shape};
 }
 
 // The boxes that the ranks have agreed this one writes.
@@ -135,6 +132,7 @@ class LiveDelta {
 
   // The portions are found out when it is compared.
   void read_base(const Location& from) {
+    expect_no_delta(from);
     OpenOptions options;
     options.resources = share().options.resources;
     const auto source = StoredSource::open(from, options);
@@ -165,9 +163,9 @@ class LiveDelta {
 
   // Encodes and writes what has changed; returns the sums. Nothing is written without changes.
   Bytes make() {
-    DeltaBody body(nullptr);
     file_ = fmt::format("delta-{:05}-of-{:05}-{}.safetensors", share().rank + 1, share().world_size,
                         share().save_id.substr(0, 8));
+    DeltaBody body(nullptr, file_);
     if (writes_) {
       compare_shards(shards_, sums_base_, *threads_, [&](ShardPart& part) { take(part, body); });
     }
@@ -189,9 +187,6 @@ class LiveDelta {
   }
 
   void take(ShardPart& part, DeltaBody& body) {
-    ShardSum& sum = shards_[part.shard].sum;
-    sum.before ^= part.before;
-    sum.after ^= part.after;
     if (!part.encoded) return;
     ShardPart& change = changes_.emplace_back(std::move(part));
     if (change.is_copy && change.encoded->kind == DeltaKind::kWhole) {
@@ -199,8 +194,7 @@ class LiveDelta {
       kept.assign(change.now.begin(), change.now.end());
       change.now = kept;
     }
-    sum.pieces.push_back(body.add(tensor_of(sum), change.box, *change.encoded, change.now));
-    sum.pieces.back().file = file_;
+    body.add(shards_[change.shard].sum, change.box, *change.encoded, change.now);
   }
 
   // Copies what the base lacks. If nothing is written, that is all, and it is summed, too.

@@ -8,6 +8,7 @@
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
+#include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -42,37 +43,27 @@ std::vector<DeltaShard> both(StoredSource& base, StoredSource& now) {
 }
 
 // Adds what has changed to the body.
-DeltaIndex compare_both(const std::vector<DeltaShard>& shards, DeltaBody& body,
+DeltaIndex compare_both(std::vector<DeltaShard> shards, DeltaBody& body,
                         const DeltaOptions& options) {
-  std::vector<DeltaTensor> tensors;
-  std::vector<std::pair<uint32_t, uint32_t>> sums(shards.size());
   uint64_t bytes = 0;
   for (const auto& [sum, now, base] : shards) {
-    tensors.push_back({.key = sum.key, .dtype = sum.dtype, .shape = sum.shape});
     if (now.device != nullptr) bytes += sum.bytes();
     if (base.device != nullptr) bytes += sum.bytes();
   }
   ProgressMeter progress(options.progress, "compare", bytes);
   ThreadPool threads(thread_count(options.resources.threads));
   compare_shards(shards, true, threads, [&](ShardPart& part) {
-    DeltaTensor& tensor = tensors[part.shard];
-    sums[part.shard].first ^= part.before;
-    sums[part.shard].second ^= part.after;
-    if (part.encoded) {
-      tensor.pieces.push_back(
-          body.add(tensor, part.box, *std::exchange(part.encoded, {}), part.now));
-    }
+    const auto encoded = std::exchange(part.encoded, {});
+    if (encoded) body.add(shards[part.shard].sum, part.box, *encoded, part.now);
     progress.add(part.base.size() + part.now.size());
   });
   progress.finish();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    DeltaTensor& tensor = tensors[i];
-    if (shards[i].base.device != nullptr) {
-      tensor.before = crc_of_portions(sums[i].first, tensor.bytes());
-    }
-    if (shards[i].now.device != nullptr) {
-      tensor.after = crc_of_portions(sums[i].second, tensor.bytes());
-    }
+  std::vector<DeltaTensor> tensors;
+  for (auto& [sum, now, base] : shards) {
+    DeltaTensor& tensor = tensors.emplace_back(DeltaTensor{sum.key, sum.dtype, sum.shape});
+    if (base.device != nullptr) tensor.before = crc_of_portions(sum.before, sum.bytes());
+    if (now.device != nullptr) tensor.after = crc_of_portions(sum.after, sum.bytes());
+    tensor.pieces = std::move(sum.pieces);
   }
   return make_index(std::move(tensors));
 }
@@ -88,11 +79,12 @@ DeltaReport make_delta(const Location& a, const Location& b, const Location& pat
   }
   return engine::timed([&] {
     DeltaReport report;
+    engine::expect_no_delta(a);
     engine::make_one_file(
         path, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
           const auto base = engine::StoredSource::open(a, engine::opening_of(options));
           const auto now = engine::StoredSource::open(b, engine::opening_of(options));
-          engine::DeltaBody body(directory);
+          engine::DeltaBody body(directory, "");
           const DeltaIndex index = engine::compare_both(engine::both(*base, *now), body, options);
           report = engine::report_of(index);
           report.left_out = now->metadata().objects.size();

@@ -42,6 +42,13 @@ std::optional<bool> is_whole(Storage& version) {
   return version.stat(".metadata") ? std::optional(true) : std::nullopt;
 }
 
+void expect_no_delta(const Location& base) {
+  if (is_whole(base.storage()) != false) return;
+  throw Error(ErrorCode::kInvalidArgument, "the base is a delta and not a checkpoint")
+      .with_file(base.describe())
+      .with_hint("pass the version that save_delta returned, or a checkpoint with these weights");
+}
+
 std::string version_name(uint64_t number) { return fmt::format("{}{:08}", kVersion, number); }
 
 std::vector<DeltaVersion> versions_at(const Location& location) {

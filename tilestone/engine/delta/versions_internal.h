@@ -19,6 +19,8 @@ struct DeltaVersion {
 
 // Whether a version is a checkpoint and no delta; nullopt: no complete version is there.
 std::optional<bool> is_whole(Storage& version);
+// Throws Error(kInvalidArgument) if a delta is there, which is not the base of another one.
+void expect_no_delta(const Location& base);
 std::string version_name(uint64_t number);
 // Those that are complete, by number. Nothing if there is no directory.
 std::vector<DeltaVersion> versions_at(const Location& location);

@@ -113,7 +113,7 @@ void walk(std::span<const DeltaShard> shards, std::vector<ShardPart> parts, Thre
   }
 }
 
-void compare_shards(std::span<const DeltaShard> shards, bool sum_base, ThreadPool& threads,
+void compare_shards(std::span<DeltaShard> shards, bool sum_base, ThreadPool& threads,
                     const std::function<void(ShardPart& part)>& take) {
   const auto work = [&](ShardPart& part) {
     const ShardSum& sum = shards[part.shard].sum;
@@ -132,25 +132,13 @@ void compare_shards(std::span<const DeltaShard> shards, bool sum_base, ThreadPoo
     part.before = before.portion();
     part.after = after.portion();
   };
-  walk(shards, parts_of(shards, all_of(shards)), threads, {.work = work, .then = take});
-}
-
-void apply_to(std::span<const DeltaShard> shards, const std::vector<size_t>& some,
-              const DeltaFile& delta, ThreadPool& threads) {
-  std::vector<ShardPart> parts;
-  for (const size_t i : some) {
-    const ShardSum& sum = shards[i].sum;
-    for (const DeltaPiece& piece : delta.in_result(sum.key)->pieces) {
-      if (auto common = intersect(piece.box, sum.box)) {
-        parts.push_back({i, *std::move(common), &piece});
-      }
-    }
-  }
-  const auto work = [&](ShardPart& part) {
-    const DeltaTensor& tensor = *delta.in_result(shards[part.shard].sum.key);
-    delta.apply(tensor, *part.piece, part.box, part.now);
+  const auto then = [&](ShardPart& part) {
+    ShardSum& sum = shards[part.shard].sum;
+    sum.before ^= part.before;
+    sum.after ^= part.after;
+    take(part);
   };
-  walk(shards, std::move(parts), threads, {.work = work, .writes_back = true});
+  walk(shards, parts_of(shards, all_of(shards)), threads, {.work = work, .then = then});
 }
 
 std::optional<uint64_t> place_if_contiguous(const Box& inner, const Box& outer, uint64_t itemsize) {

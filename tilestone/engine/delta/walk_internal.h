@@ -9,7 +9,6 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/thread_pool.h"
-#include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/encoding_internal.h"
 #include "tilestone/engine/delta/sums_internal.h"
 #include "tilestone/state/tensor_view.h"
@@ -26,7 +25,6 @@ struct DeltaShard {
 struct ShardPart {
   size_t shard = 0;  // index
   Box box;
-  const DeltaPiece* piece = nullptr;  // for the caller
   // In C order: the tensor's own memory, or a copy if it is strided or on a device. Empty: not in
   // that version.
   MutableByteView now = {}, base = {};
@@ -53,13 +51,10 @@ void walk(std::span<const DeltaShard> shards, std::vector<ShardPart> parts, Thre
 
 // Encodes what has changed from `base` to `now`, and sums both in the same pass. Without a base
 // everything is new; without `now` everything is removed. `sum_base`: whether `before` is wanted.
-// `take` gets the parts in their order; `encoded` is nullopt if nothing has changed.
-void compare_shards(std::span<const DeltaShard> shards, bool sum_base, ThreadPool& threads,
+// `take` gets the parts in their order, once their portions are in the sums of their shards;
+// `encoded` is nullopt if nothing has changed.
+void compare_shards(std::span<DeltaShard> shards, bool sum_base, ThreadPool& threads,
                     const std::function<void(ShardPart& part)>& take);
-
-// Makes `now` of some shards, by their indices, which is the base's, the new version's.
-void apply_to(std::span<const DeltaShard> shards, const std::vector<size_t>& some,
-              const DeltaFile& delta, ThreadPool& threads);
 
 // Where the inner box begins in the elements of the outer one, in bytes, if its elements follow one
 // another there.

@@ -84,6 +84,11 @@ class LoadByRounds::Loading {
     };
     const auto judge = [&](std::vector<Bytes> of_ranks) {
       for (Bytes& message : of_ranks) bytes_of_ranks_ += take_bytes(message);
+      // With a template, what is missing is an error.
+      for (const std::string& note : opened_.metadata.notes) {
+        if (asked_.wanted == nullptr)
+          log(LogLevel::kWarning, "load: " + storage().describe() + ": " + note);
+      }
       const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
       return std::vector<Bytes>(of_ranks.size(), encode_report(report));
     };

@@ -12,6 +12,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/file_name.h"
 #include "tilestone/base/sha256.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
@@ -23,7 +24,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kFormat = "tilestone_delta";
 constexpr std::array kKinds = {DeltaKind::kSparse, DeltaKind::kXor, DeltaKind::kWhole};
 
 [[noreturn]] void corrupt_delta(const std::string& problem) {
@@ -159,8 +159,12 @@ bool in_order(const DeltaTensor& a, const DeltaTensor& b) {
          std::pair(std::string_view(b.key), b.after.has_value());
 }
 
-DeltaIndex index_of(const Json& metadata) {
-  const auto text = [&](const char* name) { return metadata.at(name).get<std::string>(); };
+DeltaIndex index_of(const safetensors::HeaderTexts& metadata) {
+  const auto text = [&](const char* name) -> const std::string& {
+    const auto found = metadata.find(name);
+    if (found == metadata.end()) corrupt_delta(std::string("it has no ") + name);
+    return found->second;
+  };
   if (text("version") != std::to_string(DeltaIndex::kVersion)) {
     throw Error(ErrorCode::kUnsupported, "index of a delta: version " +
                                              safetensors::in_quotes(text("version")) +
@@ -178,17 +182,6 @@ DeltaIndex index_of(const Json& metadata) {
     corrupt_delta("its ids are not those of its tensors");
   }
   return index;
-}
-
-// Of a file's header that has been parsed.
-std::optional<DeltaIndex> index_in(std::string_view text) {
-  const auto only_metadata = [](int depth, Json::parse_event_t event, Json& parsed) {
-    return depth != 1 || event != Json::parse_event_t::key || parsed == "__metadata__";
-  };
-  const Json header = Json::parse(text.begin(), text.end(), only_metadata);
-  const Json metadata = header.value("__metadata__", Json::object());
-  if (metadata.value("format", "") != kFormat) return std::nullopt;
-  return index_of(metadata);
 }
 
 }  // namespace
@@ -249,7 +242,7 @@ Bytes write_delta_header(const DeltaEntries& entries, const DeltaIndex* index) {
     json.push_back(json_of(tensor));
   }
   const Bytes bytes =
-      safetensors::write_header(entries, {{"format", kFormat},
+      safetensors::write_header(entries, {{"format", std::string(kDeltaFormat)},
                                           {"version", std::to_string(DeltaIndex::kVersion)},
                                           {"base", index->base},
                                           {"result", index->result},
@@ -263,20 +256,21 @@ Bytes write_delta_header(const DeltaEntries& entries, const DeltaIndex* index) {
 DeltaHeader parse_delta_header(ByteView text, uint64_t file_size, const std::string& file) {
   DeltaHeader header;
   const uint64_t data = safetensors::kLengthBytes + text.size();
-  for (safetensors::HeaderTensor& tensor : safetensors::parse_header(text, file_size, file)) {
+  safetensors::HeaderTexts metadata;
+  for (safetensors::HeaderTensor& tensor :
+       safetensors::parse_header(text, file_size, file, &metadata)) {
     tensor.begin += data;
     tensor.end += data;
     header.entries.emplace(tensor.key, std::move(tensor));
   }
-  try {
-    header.index = index_in(as_text(text));
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::kCorrupt, std::string("index of a delta: ") + error.what())
-        .with_file(file);
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  if (metadata["format"] != kDeltaFormat) return header;
+  with_file(file, [&] {
+    try {
+      header.index = index_of(metadata);
+    } catch (const Json::exception& error) {
+      corrupt_delta(error.what());
+    }
+  });
   return header;
 }
 

@@ -48,6 +48,9 @@ struct DeltaTensor {
   uint64_t bytes() const { return static_cast<uint64_t>(numel(shape)) * itemsize(dtype); }
 };
 
+// What the "format" of a file with an index is.
+inline constexpr std::string_view kDeltaFormat = "tilestone_delta";
+
 struct DeltaIndex {
   static constexpr int kVersion = 1;
   // state_id() of both versions.

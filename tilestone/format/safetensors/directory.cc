@@ -10,6 +10,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
+#include "tilestone/format/safetensors/delta_index.h"
 #include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/safetensors/weight_map_internal.h"
 #include "tilestone/geometry/coverage.h"
@@ -110,12 +111,34 @@ class FolderReader {
       }
       read_file(name, found->second, map);
     }
+    if (index.empty()) note_missing(names);
     for (auto& [key, pieces] : pieces_) join(key, pieces);
     if (joins_) {
       note(
           "tensors are joined from the pieces that the ranks of a save wrote: if the files of its "
           "last "
           "ranks are missing, no file says so");
+    }
+  }
+
+  // Of files that say how many there are: "model-00001-of-00002.safetensors".
+  void note_missing(const std::vector<std::string>& names) {
+    constexpr size_t kDigits = 5;
+    const auto is_number = [](const std::string& text) {
+      return text.size() == kDigits && text.find_first_not_of("0123456789") == std::string::npos;
+    };
+    std::map<std::pair<std::string, std::string>, size_t> here;  // by what is before and after it
+    for (const std::string& name : names) {
+      const size_t of = name.rfind("-of-");
+      if (of == std::string::npos || of < kDigits || is_shard_name(name)) continue;
+      if (!is_number(name.substr(of - kDigits, kDigits))) continue;
+      here[{name.substr(0, of - kDigits), name.substr(of)}]++;
+    }
+    for (const auto& [name, count] : here) {
+      const std::string total = name.second.substr(4, kDigits);
+      if (!is_number(total) || count >= std::stoul(total)) continue;
+      note("files are missing: of " + name.first + "?" + name.second + " only " +
+           std::to_string(count) + (count == 1 ? " is" : " are") + " here, and no index");
     }
   }
 
@@ -136,7 +159,8 @@ class FolderReader {
     const auto file = static_cast<uint32_t>(metadata_.files.size());
     metadata_.files.push_back(name);
     std::vector<std::string> others;  // keys that the index gives to other files
-    for (HeaderTensor& tensor : parse_header(json, read.size, name)) {
+    HeaderTexts metadata;
+    for (HeaderTensor& tensor : parse_header(json, read.size, name, &metadata)) {
       if (map != nullptr) {
         const auto wanted = map->find(tensor.key);
         if (wanted != map->end() && wanted->second != name) {
@@ -156,6 +180,9 @@ class FolderReader {
         if (tensor.piece && !may_be_whole(tensor)) refuse_piece(tensor, name);
         add({std::move(tensor), file, begin});
       }
+    }
+    if (metadata["format"] == kDeltaFormat) {
+      note(name + " is a delta: its tensors are changes of weights, which apply_delta makes");
     }
     if (!others.empty()) note_others(name, others);
     const bool is_unsure =

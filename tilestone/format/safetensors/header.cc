@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
-#include "tilestone/format/json_value_internal.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
+#include "tilestone/format/strict_json_internal.h"
 
 namespace tilestone::safetensors {
 namespace {
@@ -26,145 +26,63 @@ constexpr const char* kWholeField = "whole_shape";  // Tilestone's, which torch 
   throw Error(ErrorCode::kCorrupt, "safetensors header: " + problem);
 }
 
-// What a header says about one tensor. Its numbers are not checked yet.
-struct Entry {
-  std::string key;
-  std::optional<std::string> dtype;
-  std::optional<std::vector<uint64_t>> shape;
-  std::optional<std::vector<uint64_t>> offsets;
-};
-
-// Reads the JSON text as it is parsed, so that memory is bounded by the text's size, and no depth
-// of nesting needs a stack.
-class HeaderReader final : public nlohmann::json_sax<Json> {
- public:
-  std::vector<Entry> take() && { return std::move(entries_); }
-  const std::string& sharding_info() const { return sharding_info_; }  // "": there is none
-
-  bool null() override { unexpected("null"); }
-  bool boolean(bool) override { unexpected("a bool"); }
-  bool number_integer(number_integer_t) override { unexpected("a negative number"); }
-  bool number_float(number_float_t, const string_t&) override { unexpected("a float"); }
-  bool binary(binary_t&) override { unexpected("bytes"); }
-
-  bool number_unsigned(number_unsigned_t value) override {
-    if (array_ == nullptr) unexpected("a number");
-    if (array_->size() == kMaxDims) corrupt_header("a list of " + level() + " is too long");
-    array_->push_back(value);
-    return true;
-  }
-
-  bool string(string_t& text) override {
-    if (level_ == Level::kMetadata) {
-      if (field_ == kShardingInfoKey) sharding_info_ = std::move(text);
-      return true;
-    }
-    if (level_ != Level::kTensor || array_ != nullptr || field_ != "dtype") unexpected("a string");
-    entries_.back().dtype = std::move(text);
-    return true;
-  }
-
-  bool start_object(std::size_t) override {
-    if (level_ == Level::kStart) {
-      level_ = Level::kTop;
-    } else if (level_ == Level::kTop) {
-      level_ = field_ == kMetadataKey ? Level::kMetadata : Level::kTensor;
-      if (level_ == Level::kTensor)
-        entries_.push_back({.key = field_, .dtype = {}, .shape = {}, .offsets = {}});
-      fields_.clear();
-    } else {
-      unexpected("an object");
-    }
-    return true;
-  }
-
-  bool end_object() override {
-    level_ = level_ == Level::kTop ? Level::kEnd : Level::kTop;
-    return true;
-  }
-
-  bool key(string_t& name) override {
-    auto& known = level_ == Level::kTop ? keys_ : fields_;
-    if (!known.insert(name).second) corrupt_header(in_quotes(name) + " occurs twice");
-    field_ = std::move(name);
-    if (level_ == Level::kTensor && field_ != "dtype" && field_ != "shape" &&
-        field_ != "data_offsets") {
-      corrupt_header("unknown field " + in_quotes(field_) + " of " + level());
-    }
-    return true;
-  }
-
-  bool start_array(std::size_t) override {
-    if (level_ != Level::kTensor || array_ != nullptr || field_ == "dtype") unexpected("a list");
-    auto& list = field_ == "shape" ? entries_.back().shape : entries_.back().offsets;
-    array_ = &list.emplace();
-    return true;
-  }
-
-  bool end_array() override {
-    array_ = nullptr;
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
-    corrupt_header("invalid JSON at byte " + std::to_string(position));
-  }
-
- private:
-  enum class Level : uint8_t { kStart, kTop, kMetadata, kTensor, kEnd };
-
-  std::string level() const {
-    switch (level_) {
-      case Level::kTensor:
-        return "the tensor " + in_quotes(entries_.back().key);
-      case Level::kMetadata:
-        return std::string(kMetadataKey);
-      default:
-        return "the header";
-    }
-  }
-  [[noreturn]] void unexpected(const std::string& what) const {
-    corrupt_header(what + " in " + level() + (field_.empty() ? "" : " at " + in_quotes(field_)));
-  }
-
-  Level level_ = Level::kStart;
-  std::string field_;  // the latest key
-  std::vector<uint64_t>* array_ = nullptr;
-  std::vector<Entry> entries_;
-  std::string sharding_info_;
-  std::unordered_set<std::string> keys_;
-  std::unordered_set<std::string> fields_;
-};
-
-Dims shape_of(const Entry& entry) {
-  Dims shape;
-  for (const uint64_t extent : *entry.shape) {
-    if (extent > INT64_MAX) corrupt_header("an extent is too large");
-    shape.push_back(static_cast<int64_t>(extent));
-  }
-  return shape;
+// A field of an object, which must be there.
+const Json& field_of(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end()) corrupt_header(in_quotes(name) + " is missing");
+  return *found;
 }
 
-// Takes the entry's key if it succeeds.
-HeaderTensor tensor_of(Entry& entry) {
-  for (const auto& [name, given] :
-       {std::pair("dtype", entry.dtype.has_value()), std::pair("shape", entry.shape.has_value()),
-        std::pair("data_offsets", entry.offsets.has_value())}) {
-    if (!given) corrupt_header(in_quotes(name) + " is missing");
+// Sizes or offsets.
+std::vector<uint64_t> numbers_of(const Json& object, const char* name) {
+  const Json& list = field_of(object, name);
+  if (!list.is_array() || list.size() > kMaxDims) {
+    corrupt_header(in_quotes(name) + " is no list, or too long");
   }
-  if (entry.offsets->size() != 2) corrupt_header("\"data_offsets\" must have two numbers");
-  HeaderTensor tensor{.key = {},
-                      .shape = shape_of(entry),
-                      .begin = (*entry.offsets)[0],
-                      .end = (*entry.offsets)[1]};
-  const auto named = dtype_named(*entry.dtype);
+  std::vector<uint64_t> numbers;
+  for (const Json& number : list) {
+    if (!number.is_number_unsigned())
+      corrupt_header("a number in " + in_quotes(name) + " is invalid");
+    numbers.push_back(number.get<uint64_t>());
+  }
+  return numbers;
+}
+
+Dims dims_of(const Json& object, const char* name) {
+  Dims dims;
+  for (const uint64_t dim : numbers_of(object, name)) {
+    if (dim > INT64_MAX) corrupt_header("a number in " + in_quotes(name) + " is too large");
+    dims.push_back(static_cast<int64_t>(dim));
+  }
+  return dims;
+}
+
+void expect_fields(const Json& object, std::initializer_list<std::string_view> known) {
+  if (!object.is_object()) corrupt_header("an object is missing");
+  for (const auto& [name, value] : object.items()) {
+    if (std::ranges::find(known, name) == known.end()) {
+      corrupt_header("unknown field " + in_quotes(name));
+    }
+  }
+}
+
+HeaderTensor tensor_of(const std::string& key, const Json& entry) {
+  expect_fields(entry, {"dtype", "shape", "data_offsets"});
+  const Json& dtype = field_of(entry, "dtype");
+  if (!dtype.is_string()) corrupt_header("\"dtype\" is no text");
+  HeaderTensor tensor{.key = key, .shape = dims_of(entry, "shape")};
+  const std::vector<uint64_t> offsets = numbers_of(entry, "data_offsets");
+  if (offsets.size() != 2) corrupt_header("\"data_offsets\" must have two numbers");
+  tensor.begin = offsets[0];
+  tensor.end = offsets[1];
+  const auto& name = dtype.get_ref<const std::string&>();
+  const auto named = dtype_named(name);
   const bool odd = named && named->packed > 1 &&
                    (tensor.shape.empty() || tensor.shape.back() % named->packed != 0);
   if (!named || odd) {
     if (tensor.begin > tensor.end) corrupt_header("\"data_offsets\" are not ordered");
-    tensor.unsupported = "dtype " + entry.dtype->substr(0, 40) + ", shape " +
-                         to_string(tensor.shape) + (odd ? ", whose last dim is not even" : "");
-    tensor.key = std::move(entry.key);
+    tensor.unsupported = "dtype " + name.substr(0, 40) + ", shape " + to_string(tensor.shape) +
+                         (odd ? ", whose last dim is not even" : "");
     return tensor;
   }
   tensor.dtype = named->dtype;
@@ -179,11 +97,10 @@ HeaderTensor tensor_of(Entry& entry) {
     corrupt_header("shape " + to_string(tensor.shape) + " is too large");
   const uint64_t size = static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
   if (tensor.begin > tensor.end || tensor.end - tensor.begin != size) {
-    corrupt_header("a tensor of " + *entry.dtype + " of shape " + to_string(tensor.shape) +
-                   " has " + std::to_string(size) + " bytes, but its data_offsets are " +
+    corrupt_header("a tensor of " + name + " of shape " + to_string(tensor.shape) + " has " +
+                   std::to_string(size) + " bytes, but its data_offsets are " +
                    std::to_string(tensor.begin) + " and " + std::to_string(tensor.end));
   }
-  tensor.key = std::move(entry.key);
   return tensor;
 }
 
@@ -206,74 +123,46 @@ void check_ranges(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes)
                  std::to_string(data_bytes) + " bytes after its header");
 }
 
-std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
+HeaderTexts texts_of(const Json& metadata) {
+  if (!metadata.is_object()) corrupt_header("an object is missing");
+  HeaderTexts texts;
+  for (const auto& [name, text] : metadata.items()) {
+    if (!text.is_string()) corrupt_header("no text at " + in_quotes(name));
+    texts[name] = text.get<std::string>();
+  }
+  return texts;
+}
+
+std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size, HeaderTexts& metadata) {
   // The package refuses anything else before the object, spaces too.
   if (text.empty() || text[0] != std::byte{'{'}) corrupt_header("it does not begin with {");
-  HeaderReader reader;
-  const std::string_view chars = as_text(text);
-  // The parser takes it for the end of the text.
-  if (chars.find('\0') != std::string_view::npos) corrupt_header("invalid JSON: a NUL byte");
-  Json::sax_parse(chars.begin(), chars.end(), &reader);
+  const Json header = strict_json(as_text(text), "safetensors header");
+  const auto found = header.find(kMetadataKey);
+  if (found != header.end()) {
+    metadata = with_key(kMetadataKey, [&] { return texts_of(*found); });
+  }
+  const auto info = metadata.find(kShardingInfoKey);
+  const SafetensorsPieces pieces =
+      parse_sharding_info(info == metadata.end() ? std::string_view() : info->second);
   std::vector<HeaderTensor> tensors;
-  std::vector<Entry> entries = std::move(reader).take();
-  tensors.reserve(entries.size());
-  const SafetensorsPieces pieces = parse_sharding_info(reader.sharding_info());
-  for (Entry& entry : entries) {
-    with_key(std::string(entry.key), [&] {
-      tensors.push_back(tensor_of(entry));
-      const auto piece = pieces.find(tensors.back().key);
+  for (const auto& [key, entry] : header.items()) {
+    if (key == kMetadataKey) continue;
+    with_key(key, [&] {
+      HeaderTensor& tensor = tensors.emplace_back(tensor_of(key, entry));
+      const auto piece = pieces.find(key);
       if (piece == pieces.end()) return;
-      const size_t dims = tensors.back().shape.size();
+      const size_t dims = tensor.shape.size();
       if (piece->second.at.size() != dims ||
-          piece->second.whole.value_or(tensors.back().shape).size() != dims) {
+          piece->second.whole.value_or(tensor.shape).size() != dims) {
         corrupt_header(kShardingInfoKey + " and \"shape\" have other numbers of dims");
       }
-      tensors.back().piece = piece->second;
+      tensor.piece = piece->second;
     });
   }
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const HeaderTensor& a, const HeaderTensor& b) {
-                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-                   });
+  std::ranges::stable_sort(
+      tensors, {}, [](const HeaderTensor& tensor) { return std::pair(tensor.begin, tensor.end); });
   check_ranges(tensors, file_size - kLengthBytes - text.size());
   return tensors;
-}
-
-const Value::Dict& entries_of(const Value& value) {
-  if (value.kind() != Value::Kind::kDict)
-    corrupt_header(kShardingInfoKey + ": an object is missing");
-  return value.as_dict();
-}
-
-Dims dims_of(const Value& value) {
-  if (value.kind() != Value::Kind::kList || value.items().size() > kMaxDims) {
-    corrupt_header(kShardingInfoKey + ": a list is missing, or too long");
-  }
-  std::vector<int64_t> dims;
-  for (const Value& dim : value.items()) {
-    if (dim.kind() != Value::Kind::kInt || dim.as_int() < 0) {
-      corrupt_header(kShardingInfoKey + ": a number is invalid");
-    }
-    dims.push_back(dim.as_int());
-  }
-  return Dims(dims);
-}
-
-SafetensorsPiece piece_of(const Value& entry) {
-  SafetensorsPiece piece;
-  if (entries_of(entry).empty() || entry.find(kOffsetsField) == nullptr) {
-    corrupt_header(kShardingInfoKey + ": no \"saved_offsets\"");
-  }
-  for (const auto& [field, value] : entry.as_dict()) {
-    if (field.as_string() == kOffsetsField) {
-      piece.at = dims_of(value);
-    } else if (field.as_string() == kWholeField) {
-      piece.whole = dims_of(value);
-    } else {
-      corrupt_header(kShardingInfoKey + ": the field " + in_quotes(field.as_string()));
-    }
-  }
-  return piece;
 }
 
 }  // namespace
@@ -281,8 +170,14 @@ SafetensorsPiece piece_of(const Value& entry) {
 SafetensorsPieces parse_sharding_info(std::string_view text) {
   SafetensorsPieces pieces;
   if (text.empty()) return pieces;
-  const Value info = value_of_json(text, kShardingInfoKey);
-  for (const auto& [key, entry] : entries_of(info)) pieces[key.as_string()] = piece_of(entry);
+  const Json info = strict_json(text, kShardingInfoKey);
+  if (!info.is_object()) corrupt_header(kShardingInfoKey + " is no object");
+  for (const auto& [key, entry] : info.items()) {
+    SafetensorsPiece& piece = pieces[key];
+    expect_fields(entry, {kOffsetsField, kWholeField});
+    piece.at = dims_of(entry, kOffsetsField);
+    if (entry.contains(kWholeField)) piece.whole = dims_of(entry, kWholeField);
+  }
   return pieces;
 }
 
@@ -313,8 +208,12 @@ uint64_t header_length(ByteView first, uint64_t file_size, const std::string& fi
   return length;
 }
 
-std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file) {
-  return with_file(file, [&] { return parse(text, file_size); });
+std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file,
+                                       HeaderTexts* metadata) {
+  HeaderTexts texts;
+  auto tensors = with_file(file, [&] { return parse(text, file_size, texts); });
+  if (metadata != nullptr) *metadata = std::move(texts);
+  return tensors;
 }
 
 bool is_json_text(const std::string& text) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -41,8 +42,11 @@ uint64_t header_length(ByteView first, uint64_t file_size, const std::string& fi
 
 // The tensors of a file, ordered by their places. Refuses everything that the safetensors package
 // refuses, among it gaps, overlaps, and bytes before the first tensor or after the last one; and
-// keys that occur twice. A tensor of an unknown dtype is returned as unsupported.
-std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file);
+// keys that occur twice. A tensor of an unknown dtype is returned as unsupported. `metadata`,
+// unless null, gets what "__metadata__" says.
+using HeaderTexts = std::map<std::string, std::string, std::less<>>;
+std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file,
+                                       HeaderTexts* metadata = nullptr);
 
 // The beginning of the text, for messages.
 std::string in_quotes(std::string_view text);

@@ -108,10 +108,12 @@ std::shared_ptr<const Format> torch_checkpointing_format() {
 }
 
 bool is_torch_checkpointing_item(std::string_view name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-';
-  });
+  constexpr size_t kLongest = 240;  // so that it can begin the name of a file
+  return !name.empty() && name.size() <= kLongest &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                  c == '_' || c == '-';
+         });
 }
 
 std::string torch_checkpointing_file(std::string_view item) { return std::string(item) + "_0.pt"; }

@@ -17,7 +17,8 @@ std::shared_ptr<const Format> torch_checkpointing_format();
 
 inline constexpr std::string_view kTorchCheckpointingIndex = "metadata.pkl";
 
-// Whether the package takes the name as that of an item: letters, digits, "_" and "-".
+// Whether the package takes the name as that of an item: letters, digits, "_" and "-"; and files
+// can have it.
 bool is_torch_checkpointing_item(std::string_view name);
 
 // The file of an item that rank 0 writes.
