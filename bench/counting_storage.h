@@ -44,8 +44,11 @@ class CountingStorage : public Storage {
     throw Error(ErrorCode::kNotFound, "no file was renamed to *" + std::string(suffix));
   }
 
-  StorageFacts facts() const override { return inner_->facts(); }
-  Directories* directories() override { return &directories_; }
+  StorageFacts facts() const override {
+    StorageFacts facts = inner_->facts();
+    facts.directories = &directories_;
+    return facts;
+  }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected,
                                        const Deadline& deadline) override {
@@ -66,14 +69,15 @@ class CountingStorage : public Storage {
     return inner_->stat(name);
   }
   Listing listing(const std::string& prefix, Depth depth) override {
-    if (depth == Depth::kAtOnce && inner_->directories() != nullptr) return {.is_whole = false};
+    const bool is_of_stores = depth == Depth::kAtOnce || depth == Depth::kUnfinished;
+    if (is_of_stores && inner_->directories() != nullptr) return {};
     Listing found = inner_->listing(prefix, depth);
     count(prefix, found.files);
     return found;
   }
-  void remove(std::span<const std::string> names) override {
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
     calls_ += names.size();
-    inner_->remove(names);
+    return inner_->remove_files(names, how);
   }
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     ++calls_;
@@ -176,7 +180,7 @@ class CountingStorage : public Storage {
   }
 
   const std::shared_ptr<Storage> inner_;
-  CountedDirectories directories_{*this};
+  mutable CountedDirectories directories_{*this};
   std::atomic<uint64_t> calls_ = 0, syncs_ = 0, most_listed_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::pair<std::string, Clock::time_point>> renames_;

@@ -347,7 +347,7 @@ class PythonStore : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
-    if (depth == Depth::kAtOnce) return {};
+    if (depth == Depth::kAtOnce || depth == Depth::kUnfinished) return {};
     using Files = std::vector<std::tuple<std::string, uint64_t, std::optional<double>>>;
     auto [listed, directories] = in_store("listing", prefix, Deadline::never(), [&] {
       return nb::cast<std::pair<Files, std::vector<std::string>>>(
@@ -381,30 +381,27 @@ class PythonStore : public Storage {
     return done ? std::optional<std::string>("") : std::nullopt;
   }
 
-  void remove(std::span<const std::string> names) override {
-    if (names.empty()) return;
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
+    if (names.empty() || how.unfinished) return true;
     for (const std::string& name : names) check_file_name(name);
+    if (how.if_tag && calls_->has_tags) {
+      const auto found = stat_of(*calls_, names.front(), how.deadline.value_or(Deadline::never()));
+      if (!found || found->tag != *how.if_tag) return !found;
+    }
     in_store("remove", names.front(), Deadline::never(), [&] {
       nb::list all;
       for (const std::string& name : names) all.append(calls_->text(name));
       calls_->remove(all);
       return true;
     });
-  }
-
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                 bool) override {
-    check_file_name(name);
-    const auto found = stat_of(*calls_, name, deadline);
-    if (found && calls_->has_tags && found->tag != tag) return false;
-    if (found) Storage::remove(name);
     return true;
   }
 
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    check_file_name(name);
-    return std::make_shared<PythonStore>(url_ + "/" + name,
-                                         std::make_shared<StoreCalls>(*calls_, name));
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>&) override {
+    if (directory.empty()) return shared_from_this();
+    return std::make_shared<PythonStore>(url_ + "/" + directory,
+                                         std::make_shared<StoreCalls>(*calls_, directory));
   }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 namespace tilestone {
@@ -32,6 +33,17 @@ std::string counted(uint64_t number, std::string_view noun) {
 
 std::string human_seconds(double seconds) {
   return fmt::format("{:.{}f} s", seconds, seconds < 1 ? 3 : seconds < 60 ? 2 : 0);
+}
+
+std::string ranks_text(const std::vector<int>& ranks, size_t most) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  const size_t named = std::min(ranks.size(), most);
+  for (size_t i = 0; i < named; ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  const size_t rest = ranks.size() - named;
+  return rest == 0 ? text : text + " and " + std::to_string(rest) + " more";
 }
 
 }  // namespace tilestone

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/comm/operation_internal.h"
 #include "tilestone/comm/rendezvous_internal.h"
 
@@ -120,7 +121,7 @@ bool left_for_good(const Hello& hello) {
 }
 
 Error nobody_came(const Hello& own, const std::vector<int>& missing) {
-  const std::string who = rank_list(missing);
+  const std::string who = ranks_text(missing, kNamedRanks);
   return Error(ErrorCode::kTimeout, own.name() + ": the deadline passed while waiting for " + who +
                                         (missing.size() == 1 ? ", which is" : ", which are") +
                                         " in no save or load on this group")

@@ -1,11 +1,10 @@
 #include <algorithm>
 
+#include "tilestone/base/size_text.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone::comm_internal {
 namespace {
-
-constexpr size_t kNamedRanks = 8;
 
 std::string prefix(std::string_view operation) { return std::string(operation) + ": "; }
 
@@ -18,27 +17,16 @@ void check_parts(std::string_view operation, size_t parts, int size) {
                                                std::to_string(size) + " ranks");
 }
 
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  const size_t named = std::min(ranks.size(), kNamedRanks);
-  for (size_t i = 0; i < named; ++i) {
-    if (i > 0) out += i + 1 == ranks.size() ? " and " : ", ";
-    out += std::to_string(ranks[i]);
-  }
-  if (ranks.size() > named) out += " and " + std::to_string(ranks.size() - named) + " more";
-  return out;
-}
-
 Error timed_out(std::string_view operation, const std::vector<int>& missing) {
-  return Error(ErrorCode::kTimeout,
-               prefix(operation) + "the deadline passed while waiting for " + rank_list(missing))
+  return Error(ErrorCode::kTimeout, prefix(operation) + "the deadline passed while waiting for " +
+                                        ranks_text(missing, kNamedRanks))
       .with_rank(missing.front())
       .with_hint("check what that rank was doing, or use a longer timeout");
 }
 
 Error rank_failed(std::string_view operation, const std::vector<int>& gone, std::string_view why) {
-  std::string message =
-      prefix(operation) + rank_list(gone) + (gone.size() == 1 ? " is" : " are") + " gone";
+  std::string message = prefix(operation) + ranks_text(gone, kNamedRanks) +
+                        (gone.size() == 1 ? " is" : " are") + " gone";
   if (!why.empty()) message.append(": ").append(why);
   return Error(ErrorCode::kRankFailed, std::move(message)).with_rank(gone.front());
 }

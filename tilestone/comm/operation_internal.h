@@ -10,12 +10,10 @@
 
 namespace tilestone::comm_internal {
 
+inline constexpr size_t kNamedRanks = 8;  // in an error
+
 // Throws Error(kInvalidArgument) unless there is one part per rank.
 void check_parts(std::string_view operation, size_t parts, int size);
-
-// "rank 3", "ranks 3 and 7", "ranks 3, 7, 9, 11, 20, 21, 30, 31 and 12 more". `ranks` must not be
-// empty.
-std::string rank_list(const std::vector<int>& ranks);
 
 // Make an Error(kTimeout) and an Error(kRankFailed); its rank() is the first of the ranks, which
 // must not be empty. `why` may be empty.

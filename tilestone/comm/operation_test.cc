@@ -24,13 +24,6 @@ TEST(Operation, TreeReachesEveryRankOnceInLogarithmicallyManySteps) {
   }
 }
 
-TEST(Operation, RankListIsShort) {
-  EXPECT_EQ(rank_list({3}), "rank 3");
-  EXPECT_EQ(rank_list({3, 7}), "ranks 3 and 7");
-  EXPECT_EQ(rank_list({1, 2, 3, 4, 5, 6, 7, 8}), "ranks 1, 2, 3, 4, 5, 6, 7 and 8");
-  EXPECT_EQ(rank_list({1, 2, 3, 4, 5, 6, 7, 8, 9}), "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1 more");
-}
-
 TEST(Operation, ErrorsNameOperationAndRanks) {
   const Error timeout = timed_out("scatter", {2, 5});
   EXPECT_THAT(timeout, IsError(ErrorCode::kTimeout, "", "scatter", "deadline", "ranks 2 and 5"));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone::comm_internal {
@@ -67,7 +68,7 @@ std::string who_is_where(const std::vector<std::optional<Hello>>& hellos) {
   }
   std::vector<std::pair<int, std::string>> parts;
   for (const auto& [name, ranks] : calls) {
-    parts.emplace_back(ranks.front(), rank_list(ranks) + ": " + name);
+    parts.emplace_back(ranks.front(), ranks_text(ranks, kNamedRanks) + ": " + name);
   }
   std::sort(parts.begin(), parts.end());
   std::string text;

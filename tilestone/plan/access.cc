@@ -8,6 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/access_objects_internal.h"
 #include "tilestone/plan/plan_sink_internal.h"
@@ -21,8 +22,6 @@ namespace {
 using planner::kNone;
 using planner::Listing;
 using planner::Tensor;
-
-constexpr size_t kNamedRanks = 4;
 
 std::string held_twice(uint32_t a, uint32_t b) {
   if (a == b) return " is held twice as main replica by " + rank_text(a);
@@ -40,16 +39,11 @@ class ReplicaFinder final : public PlanSink {
     for (const ByteView plan : plans) {
       found_here_ = false;
       decoder.decode(plan, *this);
-      if (found_here_) ranks_.push_back(rank_);
+      if (found_here_) ranks_.push_back(static_cast<int>(rank_));
       ++rank_;
     }
     if (ranks_.empty()) return "held by no rank";
-    std::string text = "held by no main replica; a replica of it is on ";
-    for (size_t i = 0; i < std::min(ranks_.size(), kNamedRanks); ++i) {
-      text += (i == 0 ? "" : ", ") + rank_text(ranks_[i]);
-    }
-    if (ranks_.size() <= kNamedRanks) return text;
-    return text + " and " + std::to_string(ranks_.size() - kNamedRanks) + " more";
+    return "held by no main replica; a replica of it is on " + ranks_text(ranks_);
   }
 
  private:
@@ -69,7 +63,7 @@ class ReplicaFinder final : public PlanSink {
   std::vector<bool> is_key_;  // indexed by the plan's tensors
   uint32_t rank_ = 0;
   bool found_here_ = false;
-  std::vector<uint32_t> ranks_;
+  std::vector<int> ranks_;
 };
 
 // Collects the main replicas of all ranks.

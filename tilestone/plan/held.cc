@@ -78,15 +78,15 @@ std::vector<Receipt::Held> held_by_rule(const LocalSavePlan& plan, int world_siz
   return found;
 }
 
-void expect_holders_have_the_same(std::span<Receipt* const> receipts) {
+void expect_holders_have_the_same(std::span<const Receipt> receipts) {
   std::map<uint64_t, Holders> known;
-  for (const Receipt* receipt : receipts) {
-    for (const Receipt::Held& held : receipt->held) {
+  for (const Receipt& receipt : receipts) {
+    for (const Receipt::Held& held : receipt.held) {
       Holders& holders =
-          known.try_emplace(held.holders, Holders{receipt->rank, held, 0}).first->second;
+          known.try_emplace(held.holders, Holders{receipt.rank, held, 0}).first->second;
       ++holders.ranks;
       if (held == holders.of_first) continue;
-      throw_differing(holders, receipt->rank, held);
+      throw_differing(holders, receipt.rank, held);
     }
   }
   for (const auto& [set, holders] : known) {

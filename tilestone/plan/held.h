@@ -15,7 +15,7 @@ namespace tilestone {
 std::vector<Receipt::Held> held_by_rule(const LocalSavePlan& plan, int world_size);
 
 // Throws Error(kMismatch), naming the first rank that differs from the lowest one, if the holders
-// of a set don't have the same. receipts: ordered by rank.
-void expect_holders_have_the_same(std::span<Receipt* const> receipts);
+// of a set don't have the same. receipts: by rank.
+void expect_holders_have_the_same(std::span<const Receipt> receipts);
 
 }  // namespace tilestone

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/held.h"
+#include "tilestone/plan/planner_internal.h"
 #include "tilestone/plan/receipt.h"
 #include "tilestone/plan/texts_internal.h"
 #include "tilestone/version.h"
@@ -16,55 +16,32 @@
 namespace tilestone {
 namespace {
 
-// Returns the receipts ordered by rank. Throws unless they are all the receipts of one save.
-std::vector<Receipt*> by_rank(std::span<Receipt> receipts) {
+// Throws unless they are all the receipts of one save, by rank.
+void expect_one_save(std::span<const Receipt> receipts) {
   if (receipts.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no receipts");
   const Receipt& first = receipts.front();
-  const auto refuse = [](const Receipt& receipt, const std::string& problem) {
-    throw Error(ErrorCode::kInvalidArgument, problem).with_rank(receipt.rank);
-  };
-  std::vector<Receipt*> sorted(receipts.size(), nullptr);
-  for (const Receipt& receipt : receipts) {
-    if (receipt.save_id != first.save_id) {
-      refuse(receipt, "the receipt of " + rank_text(receipt.rank) + " is from save " +
-                          receipt.save_id + ", but that of " + rank_text(first.rank) +
-                          " is from save " + first.save_id);
+  for (size_t rank = 0; rank < static_cast<size_t>(first.world_size); ++rank) {
+    const bool is_there = rank < receipts.size();
+    const Receipt& receipt = receipts[is_there ? rank : 0];
+    if (is_there && receipt.rank == static_cast<int>(rank) && receipt.save_id == first.save_id &&
+        receipt.world_size == first.world_size) {
+      continue;
     }
-    if (receipt.world_size != first.world_size) {
-      refuse(receipt, "the receipt of " + rank_text(receipt.rank) + " is from a save by " +
-                          std::to_string(receipt.world_size) + " ranks, but that of " +
-                          rank_text(first.rank) + " is from a save by " +
-                          std::to_string(first.world_size));
-    }
-    if (receipt.rank < 0 || receipt.rank >= receipt.world_size) {
-      refuse(receipt, rank_text(receipt.rank) + " is outside a world of " +
-                          std::to_string(receipt.world_size) + " ranks");
-    }
-  }
-  for (Receipt& receipt : receipts) {
-    const auto rank = static_cast<size_t>(receipt.rank);
-    if (rank >= sorted.size()) continue;  // then the receipt of another rank is missing
-    if (sorted[rank] != nullptr) refuse(receipt, rank_text(receipt.rank) + " has two receipts");
-    sorted[rank] = &receipt;
-  }
-  const auto world = static_cast<size_t>(first.world_size);
-  for (size_t rank = 0; rank < world; ++rank) {
-    if (rank < sorted.size() && sorted[rank] != nullptr) continue;
     throw Error(ErrorCode::kInvalidArgument, "the receipt of rank " + std::to_string(rank) +
-                                                 " of " + std::to_string(world) + " is missing")
+                                                 " of " + std::to_string(first.world_size) +
+                                                 " is missing, or is of another save")
         .with_rank(static_cast<int>(rank));
   }
-  return sorted;
 }
 
 class ReceiptMerger {
  public:
   explicit ReceiptMerger(CopyPolicy policy) : policy_(policy) {}
 
-  Metadata merge(std::span<Receipt* const> receipts) {
-    metadata_.save_id = receipts.front()->save_id;
+  Metadata merge(std::span<Receipt> receipts) {
+    metadata_.save_id = receipts.front().save_id;
     metadata_.writer = writer_name();
-    for (Receipt* receipt : receipts) add(*receipt);
+    for (Receipt& receipt : receipts) add(receipt);
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();
     place_copies();
@@ -238,18 +215,15 @@ class ReceiptMerger {
       return tensor.chunks[a].box < tensor.chunks[b].box;
     });
     if (policy_ == CopyPolicy::kAccept) make_copies_of_equal_boxes(tensor, ranks, order);
-    std::vector<Box> boxes;
+    planner::Chunks written;
     std::vector<StoredChunk> chunks;
     for (uint32_t i : order) {
-      boxes.push_back(tensor.chunks[i].box);
+      written.boxes.push_back(tensor.chunks[i].box);
+      written.ranks.push_back(static_cast<uint32_t>(ranks[i]));
       chunks.push_back(std::move(tensor.chunks[i]));
     }
     tensor.chunks = std::move(chunks);
-    if (const auto fault = check_tiling(tensor.shape, boxes)) {
-      throw_fault(tensor, *fault, [&](size_t i) {
-        return rank_text(ranks[order[i]]) + " wrote box " + to_string(boxes[i]);
-      });
-    }
+    planner::expect_tiling(tensor.key, tensor.shape, written, " wrote ");
   }
 
   // Keeps the first of the chunks with the same box, which are in the order of ranks, and makes the
@@ -314,26 +288,6 @@ class ReceiptMerger {
     }
   }
 
-  template <typename Written>
-  [[noreturn]] static void throw_fault(const StoredTensor& tensor, const TilingFault& fault,
-                                       const Written& written) {
-    std::string problem;
-    switch (fault.kind) {
-      case TilingFault::Kind::kOutOfBounds:
-        problem = written(fault.first) + " outside a tensor of shape " + to_string(tensor.shape);
-        break;
-      case TilingFault::Kind::kOverlap:
-        problem = written(fault.first) + ", " + written(fault.second) + ": the elements of box " +
-                  to_string(fault.where) + " are written twice";
-        break;
-      case TilingFault::Kind::kUncovered:
-        problem = "no rank wrote box " + to_string(fault.where) + " of a tensor of shape " +
-                  to_string(tensor.shape);
-        break;
-    }
-    throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key);
-  }
-
   const CopyPolicy policy_;
   Metadata metadata_;
   std::vector<Copy> copies_;
@@ -350,9 +304,9 @@ class ReceiptMerger {
 }  // namespace
 
 Metadata merge_receipts(std::vector<Receipt> receipts, CopyPolicy copies) {
-  const std::vector<Receipt*> sorted = by_rank(receipts);
-  Metadata merged = ReceiptMerger(copies).merge(sorted);
-  expect_holders_have_the_same(sorted);  // last, because it names no key
+  expect_one_save(receipts);
+  Metadata merged = ReceiptMerger(copies).merge(receipts);
+  expect_holders_have_the_same(receipts);  // last, because it names no key
   return merged;
 }
 

@@ -124,6 +124,8 @@ struct Chunks {
 };
 
 // Throws Error(kCoverage), naming key, box and ranks, unless every element is in exactly one chunk.
-void check_tiling(const Tensor& tensor, const Chunks& chunks);
+// `holds`: the verb, between spaces.
+void expect_tiling(const std::string& key, const Dims& shape, const Chunks& chunks,
+                   const std::string& holds);
 
 }  // namespace tilestone::planner

@@ -151,27 +151,28 @@ std::vector<uint32_t> OwnedChunks::of(uint32_t rank) const {
   return mine;
 }
 
-void check_tiling(const Tensor& tensor, const Chunks& chunks) {
-  const auto fault = tilestone::check_tiling(tensor.shape(), chunks.boxes);
+void expect_tiling(const std::string& key, const Dims& shape, const Chunks& chunks,
+                   const std::string& holds) {
+  const auto fault = check_tiling(shape, chunks.boxes);
   if (!fault) return;
   const auto held = [&](size_t i) {
-    return "rank " + std::to_string(chunks.ranks[i]) + " holds box " + to_string(chunks.boxes[i]);
+    return rank_text(chunks.ranks[i]) + holds + "box " + to_string(chunks.boxes[i]);
   };
   std::string problem;
   switch (fault->kind) {
     case TilingFault::Kind::kOutOfBounds:
-      problem = held(fault->first) + " outside a tensor of shape " + to_string(tensor.shape());
+      problem = held(fault->first) + " outside a tensor of shape " + to_string(shape);
       break;
     case TilingFault::Kind::kOverlap:
-      problem =
-          held(fault->first) + ", " + held(fault->second) + ": they overlap without being equal";
+      problem = held(fault->first) + ", " + held(fault->second) + ": they overlap in box " +
+                to_string(fault->where);
       break;
     case TilingFault::Kind::kUncovered:
-      problem = "no rank holds box " + to_string(fault->where) + " of a tensor of shape " +
-                to_string(tensor.shape());
+      problem = "no rank" + holds + "box " + to_string(fault->where) + " of a tensor of shape " +
+                to_string(shape);
       break;
   }
-  throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key());
+  throw Error(ErrorCode::kCoverage, problem).with_key(key);
 }
 
 }  // namespace tilestone::planner

@@ -112,15 +112,12 @@ enum class CopyPolicy : uint8_t {
   kAccept,  // of chunks with the same box, the lowest rank's is used, and the others are copies
 };
 
-// Checks the receipts and makes the checkpoint's metadata. The receipts must be from one save (all
-// ranks, one world size, one save id). Dtypes and shapes must agree. Every element of every tensor
-// must be written exactly once, and every object at most once. The result does not depend on the
-// order of the receipts. Empty chunks are left out, except one (the lowest rank's) for a tensor
-// without elements. Throws, naming key, box and ranks:
-//  kInvalidArgument - the receipts are from several saves, a rank is missing or has two receipts,
-//  two
-//      files have the same name, an item is outside its file, or a copy is in the same file as its
-//      original;
+// Checks the receipts and makes the checkpoint's metadata. The receipts must be from one save,
+// those of all its ranks in their order. Dtypes and shapes must agree. Every element of every
+// tensor must be written exactly once, and every object at most once. Empty chunks are left out,
+// except one (the lowest rank's) for a tensor without elements. Throws, naming key, box and ranks:
+//  kInvalidArgument - the receipts are from several saves, or one is missing; two files have the
+//      same name, an item is outside its file, or a copy is in the same file as its original;
 //  kMismatch - ranks disagree on a key's dtype, shape or attribute, or on whether it is a tensor or
 //      an object; the declared holders of shards don't have the same; or a copy's payload has a
 //      different checksum than its chunk's: per-rank data under one key;

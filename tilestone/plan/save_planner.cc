@@ -263,7 +263,9 @@ void SavePlanner::State::assign_tensor(uint32_t id) {
     assign_chunk(id, begin, group, elements * itemsize(tensor.dtype()));
     begin += group.size();
   }
-  if (tensor.has_elements() && !runs) check_tiling(tensor, chunks);
+  if (tensor.has_elements() && !runs) {
+    expect_tiling(tensor.key(), tensor.shape(), chunks, " holds ");
+  }
 }
 
 void SavePlanner::State::assign_chunk(uint32_t id, size_t begin, std::span<const Listing> group,

@@ -8,6 +8,7 @@
 #include "tilestone/base/both_ways.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 
 namespace tilestone {
 namespace {
@@ -112,21 +113,11 @@ struct SamePath {
   std::set<uint64_t> with_dropped;             // the lengths with what is not saved
 };
 
-std::string text_of(const std::vector<int>& ranks) {
-  constexpr size_t kMost = 4;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
-  return text;
-}
-
 [[noreturn]] void refuse(const std::string& path, const SamePath& list) {
   std::string problem = "a list with common values does not have the same length on all ranks:";
   for (const auto& [length, ranks] : list.ranks) {
     problem +=
-        (problem.back() == ':' ? " " : ", ") + std::to_string(length) + " on " + text_of(ranks);
+        (problem.back() == ':' ? " " : ", ") + std::to_string(length) + " on " + ranks_text(ranks);
   }
   throw Error(ErrorCode::kMismatch, problem + "; its values could not be given back")
       .with_key(path)

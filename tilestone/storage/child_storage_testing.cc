@@ -110,10 +110,8 @@ class ChildStorage : public Storage {
     facts.description += "/" + directory_;
     uint64_t& most = facts.max_name_bytes;
     if (most != UINT64_MAX) most -= std::min(most, directory_.size() + 1);
+    if (facts.directories != nullptr) facts.directories = &directories_;
     return facts;
-  }
-  Directories* directories() override {
-    return base_->directories() == nullptr ? nullptr : &directories_;
   }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
@@ -144,21 +142,10 @@ class ChildStorage : public Storage {
     make_root();
     return base_->put_for_tag(full, bytes, condition, file(scratch), deadline);
   }
-  void remove(std::span<const std::string> names) override {
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
     std::vector<std::string> full;
     for (const std::string& name : names) full.push_back(file(name));
-    base_->remove(full);
-  }
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                 bool is_alone) override {
-    return base_->remove_if(file(name), tag, deadline, is_alone);
-  }
-
-  void discard_unfinished(const std::string& prefix,
-                          const std::function<bool(const std::string&)>& goes) override {
-    base_->discard_unfinished(directory_ + "/" + prefix, [&](const std::string& name) {
-      return goes(name.substr(directory_.size() + 1));
-    });
+    return base_->remove_files(full, how);
   }
 
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
@@ -174,12 +161,10 @@ class ChildStorage : public Storage {
   }
   bool is_claimed(const std::string& name) override { return base_->is_claimed(file(name)); }
 
-  std::shared_ptr<Storage> until(const Deadline& deadline) override {
-    return child_storage(base_->until(deadline), directory_);
-  }
-
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    return base_->child(file(name));
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>& deadline) override {
+    if (!directory.empty()) return base_->view(file(directory), deadline);
+    return child_storage(base_->view("", deadline), directory_);
   }
 
   StorageEntry in_base(const std::string& name) const { return {base_, file(name)}; }
@@ -205,7 +190,7 @@ class ChildStorage : public Storage {
 
   std::shared_ptr<Storage> base_;
   std::string directory_;
-  ChildDirectories directories_;
+  mutable ChildDirectories directories_;
 };
 
 }  // namespace

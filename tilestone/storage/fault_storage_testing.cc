@@ -314,9 +314,10 @@ class FaultStorage : public Storage {
         client_(client),
         directories_(state_, client) {}
 
-  StorageFacts facts() const override { return state_.inner->facts(); }
-  Directories* directories() override {
-    return state_.inner->directories() == nullptr ? nullptr : &directories_;
+  StorageFacts facts() const override {
+    StorageFacts facts = state_.inner->facts();
+    if (facts.directories != nullptr) facts.directories = &directories_;
+    return facts;
   }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
@@ -356,7 +357,8 @@ class FaultStorage : public Storage {
 
   Listing listing(const std::string& prefix, Depth depth) override {
     // No call of a file system.
-    if (depth == Depth::kAtOnce && directories() != nullptr) return {};
+    const bool is_of_stores = depth == Depth::kAtOnce || depth == Depth::kUnfinished;
+    if (is_of_stores && directories() != nullptr) return {};
     Listing found;
     state_.perform(call(StorageOp::kList, prefix),
                    [&] { found = state_.inner->listing(prefix, depth); });
@@ -380,11 +382,14 @@ class FaultStorage : public Storage {
     return done->value_or(true) ? std::optional<std::string>("") : std::nullopt;
   }
 
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    return child_storage(shared_from_this(), name);
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>&) override {
+    return directory.empty() ? shared_from_this() : child_storage(shared_from_this(), directory);
   }
 
-  void remove(std::span<const std::string> names) override {
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
+    if (how.unfinished) return state_.inner->remove_files(names, how);
+    if (how.if_tag && directories() == nullptr) return remove_one(names.front(), how);
     for_each_name(names, [&](const std::string& each) {
       state_.perform(call(StorageOp::kRemove, each), [&state = state_, name = each] {
         const bool is_there = state.memory != nullptr && state.memory->find(name) != nullptr;
@@ -392,16 +397,7 @@ class FaultStorage : public Storage {
         if (is_there) state.journal->removed(name);
       });
     });
-  }
-
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                 bool is_alone) override {
-    if (directories() != nullptr) return Storage::remove_if(name, tag, deadline, is_alone);
-    const auto done = std::make_shared<bool>(true);
-    state_.perform(call(StorageOp::kRemove, name), [=, &state = state_] {
-      *done = state.inner->remove_if(name, tag, deadline, is_alone);
-    });
-    return *done;
+    return true;
   }
 
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
@@ -448,7 +444,14 @@ class FaultStorage : public Storage {
   std::shared_ptr<FaultDisk> disk_;
   FaultDisk::State& state_;
   int client_;
-  FaultDirectories directories_;
+  bool remove_one(const std::string& name, const FileRemoval& how) {
+    const auto done = std::make_shared<bool>(true);
+    state_.perform(call(StorageOp::kRemove, name),
+                   [=, &state = state_] { *done = state.inner->remove_files({&name, 1}, how); });
+    return *done;
+  }
+
+  mutable FaultDirectories directories_;
 };
 
 FaultDisk::FaultDisk(std::shared_ptr<Storage> inner, FaultHook hook)

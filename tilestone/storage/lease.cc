@@ -255,24 +255,28 @@ bool has_conditions(Storage& storage) {
   return facts.put_if_absent && facts.put_if_tag;
 }
 
+// The first put of a lease, which finds out whether there are conditions.
+bool take_first(Storage& storage, const std::string& name, std::unique_ptr<Lease>& lease,
+                const Deadline& patience) {
+  if (!has_conditions(storage)) fail_no_conditions(storage, name);
+  const bool is_mine = lease->take(Condition::absent(), patience);
+  if (has_conditions(storage)) return is_mine;
+  if (is_mine) lease.reset();
+  fail_no_conditions(storage, name);
+}
+
 }  // namespace
 
 Seconds lease_period() { return Seconds(the_period.load()); }
 
 void set_lease_period(Seconds period) { the_period = period.count(); }
 
-// A first put with a condition finds out whether there are any.
 std::unique_ptr<StorageClaim> claim_lease(const std::shared_ptr<Storage>& storage,
                                           const std::string& name, Seconds period,
                                           const Deadline& patience) {
   check_file_name(name);
-  if (!has_conditions(*storage)) fail_no_conditions(*storage, name);
   auto lease = std::make_unique<Lease>(storage, name, period);
-  bool is_mine = lease->take(Condition::absent(), patience);
-  if (!has_conditions(*storage)) {
-    if (is_mine) lease.reset();
-    fail_no_conditions(*storage, name);
-  }
+  bool is_mine = take_first(*storage, name, lease, patience);
   std::string seen;  // the tag at the first look
   Clock::time_point since;
   bool has_said = false;

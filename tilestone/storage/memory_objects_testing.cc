@@ -142,14 +142,15 @@ std::optional<std::string> MemoryObjects::put_for_tag(const std::string& name, B
   return "";
 }
 
-bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                              bool) {
+bool MemoryObjects::remove_files(std::span<const std::string> names, const FileRemoval& how) {
+  if (!how.if_tag) return MemoryStorage::remove_files(names, how);
+  const std::string& name = names.front();
   check_file_name(name);
-  expect_time(deadline, name);
+  expect_time(how.deadline.value_or(Deadline::never()), name);
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(name);
   if (found == entries_.end()) return true;
-  if (tag_of(*found->second) != tag) return false;
+  if (tag_of(*found->second) != *how.if_tag) return false;
   entries_.erase(found);
   return true;
 }

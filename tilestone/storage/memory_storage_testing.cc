@@ -161,7 +161,7 @@ std::optional<FileInfo> MemoryStorage::stat(const std::string& name) {
 }
 
 Listing MemoryStorage::listing(const std::string& prefix, Depth depth) {
-  if (depth == Depth::kAtOnce) return {};
+  if (depth == Depth::kAtOnce || depth == Depth::kUnfinished) return {};
   std::lock_guard lock(mutex_);
   const auto is_listed = [&](const std::string& name) {
     return depth == Depth::kTree || name.find('/', prefix.size()) == std::string::npos;
@@ -179,13 +179,15 @@ Listing MemoryStorage::listing(const std::string& prefix, Depth depth) {
   return found;
 }
 
-void MemoryStorage::remove(std::span<const std::string> names) {
+bool MemoryStorage::remove_files(std::span<const std::string> names, const FileRemoval& how) {
+  if (how.unfinished) return true;
   for_each_name(names, [&](const std::string& name) {
     check_file_name(name);
     std::lock_guard lock(mutex_);
     if (directories_.contains(name)) fail(ErrorCode::kIo, name, "cannot remove a file", EISDIR);
     entries_.erase(name);
   });
+  return true;
 }
 
 bool MemoryStorage::link(const StorageEntry& from, const std::string& name, const Deadline&) {
@@ -209,8 +211,9 @@ bool MemoryStorage::link(const StorageEntry& from, const std::string& name, cons
   return true;
 }
 
-std::shared_ptr<Storage> MemoryStorage::child(const std::string& name) {
-  return child_storage(shared_from_this(), name);
+std::shared_ptr<Storage> MemoryStorage::view(const std::string& directory,
+                                             const std::optional<Deadline>&) {
+  return directory.empty() ? shared_from_this() : child_storage(shared_from_this(), directory);
 }
 
 void MemoryStorage::make_directories(std::string_view name) {

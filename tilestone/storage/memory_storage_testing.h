@@ -37,17 +37,19 @@ class MemoryStorage : public Storage {
   explicit MemoryStorage(FileImage initial);
 
   // As a disk's, whose cache is all of it.
-  StorageFacts facts() const override { return {.description = "memory", .page_cache = true}; }
-  Directories* directories() override { return own_directories_.get(); }
+  StorageFacts facts() const override {
+    return {.description = "memory", .directories = own_directories_.get(), .page_cache = true};
+  }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
                                        const Deadline& deadline) override;
   std::unique_ptr<ReadableFile> open(const std::string& name) override;
   void read(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done) override;
   std::optional<FileInfo> stat(const std::string& name) override;
   Listing listing(const std::string& prefix, Depth depth) override;
-  void remove(std::span<const std::string> names) override;
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override;
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override;
-  std::shared_ptr<Storage> child(const std::string& name) override;
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>& deadline) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
@@ -89,7 +91,6 @@ class MemoryObjects : public MemoryStorage {
   explicit MemoryObjects(FileImage initial);
 
   StorageFacts facts() const override;
-  Directories* directories() override { return nullptr; }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
                                        const Deadline& deadline) override;
   std::optional<FileInfo> stat(const std::string& name) override;
@@ -97,8 +98,7 @@ class MemoryObjects : public MemoryStorage {
   std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
                                          const Condition& condition, const std::string& scratch,
                                          Deadline deadline) override;
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                 bool is_alone) override;
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 

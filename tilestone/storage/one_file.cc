@@ -17,6 +17,7 @@ class OneFile final : public ReadOnlyStorage {
   StorageFacts facts() const override {
     StorageFacts facts = directory_->facts();
     facts.description += "/" + name_;
+    facts.directories = nullptr;  // they are not those of one file
     return facts;
   }
   StorageEntry entry() const { return {directory_, name_}; }
@@ -35,15 +36,18 @@ class OneFile final : public ReadOnlyStorage {
   std::optional<FileInfo> stat(const std::string& name) override {
     return name == name_ ? directory_->stat(name) : std::nullopt;
   }
-  Listing listing(const std::string& prefix, Depth) override {
+  Listing listing(const std::string& prefix, Depth depth) override {
+    if (depth == Depth::kUnfinished) return {};
     if (!name_.starts_with(prefix) || !directory_->stat(name_)) return {};
     Listing found{{name_}, {}};
     if (!mark_.empty() && mark_.starts_with(prefix)) found.files.push_back(mark_);
     std::sort(found.files.begin(), found.files.end());
     return found;
   }
-  std::shared_ptr<Storage> until(const Deadline& deadline) override {
-    return std::make_shared<OneFile>(directory_->until(deadline), name_, mark_);
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>& deadline) override {
+    if (!directory.empty()) return Storage::view(directory, deadline);
+    return std::make_shared<OneFile>(directory_->view("", deadline), name_, mark_);
   }
 
  private:

@@ -71,14 +71,15 @@ class PosixStorage : public Storage {
     // PATH_MAX counts the NUL at the end.
     const uint64_t root = std::filesystem::absolute(context_->root()).native().size();
     return {.description = context_->root(),
+            .directories = &directories_,
             .page_cache = true,
             .shared_cache = true,
             .max_name_bytes = root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0};
   }
-  Directories* directories() override { return &directories_; }
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    check_file_name(name);
-    return directories_.with_root({context_->path_of(name), context_, name, {}});
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>&) override {
+    if (directory.empty()) return shared_from_this();
+    return directories_.with_root({context_->path_of(directory), context_, directory, {}});
   }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
@@ -129,11 +130,12 @@ class PosixStorage : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
-    if (depth == Depth::kAtOnce) return {};
+    if (depth == Depth::kAtOnce || depth == Depth::kUnfinished) return {};
     return posix_list(*context_, prefix, depth);
   }
 
-  void remove(std::span<const std::string> names) override {
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
+    if (how.unfinished) return true;
     for_each_name(names, [&](const std::string& name) {
       check_file_name(name);
       const auto [above, last] = split_name(name);
@@ -142,6 +144,7 @@ class PosixStorage : public Storage {
       if (errno == ENOENT || (!directory && errno == ENOTDIR)) return;
       fail_errno("cannot remove a file", context_->path_of(name), errno);
     });
+    return true;
   }
 
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
@@ -210,7 +213,7 @@ class PosixStorage : public Storage {
   }
 
   std::shared_ptr<PosixContext> context_;
-  PosixDirectories directories_{context_};
+  mutable PosixDirectories directories_{context_};
 };
 
 void PosixDirectories::rename_file(const std::string& from, const std::string& to, bool replace) {

@@ -14,6 +14,7 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/direct_writes_internal.h"
 #include "tilestone/storage/directories.h"
+#include "tilestone/storage/one_file.h"
 #include "tilestone/storage/posix_testing.h"
 
 namespace tilestone::posix_storage_test {
@@ -210,6 +211,17 @@ TEST(PosixStorage, AReadOnlyDirectoryCanBeReadAndNotWritten) {
   expect_errno([&] { storage->remove("f"); }, error, "f", "cannot remove a file");
   expect_errno([&] { storage->directories()->make("d"); }, error, "d", "cannot make a directory");
   expect_errno([&] { storage->rename("f", "g", false); }, error, "f", "cannot rename");
+}
+
+// Else a reader of one file would hold, and find, all that lies beside it.
+TEST(PosixStorage, OneFileOfADirectoryHasNoDirectories) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path());
+  for (const char* name : {"a", "b"}) put_file(*storage, name, as_bytes("abc"));
+  const auto file = one_file(storage, "a");
+  EXPECT_EQ(file->directories(), nullptr);
+  EXPECT_EQ(file->held()->list(), Names{"a"});
+  EXPECT_EQ(file->until(kNever)->list(), Names{"a"});
 }
 
 }  // namespace tilestone::posix_storage_test

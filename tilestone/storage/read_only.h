@@ -26,7 +26,7 @@ class ReadOnlyStorage : public Storage {
                                          const std::string&, Deadline) final {
     throw refusal();
   }
-  void remove(std::span<const std::string>) final { throw refusal(); }
+  bool remove_files(std::span<const std::string>, const FileRemoval&) final { throw refusal(); }
 
  protected:
   virtual Error refusal() const = 0;

@@ -125,7 +125,22 @@ uint64_t Storage::prefetch(std::span<const ReadOp> ops, ReadOptions options) {
 }
 
 std::shared_ptr<Storage> Storage::child(const std::string& name) {
-  throw Error(ErrorCode::kUnsupported, "there are no folders in " + describe()).with_file(name);
+  check_file_name(name);
+  return view(name, std::nullopt);
+}
+
+std::shared_ptr<Storage> Storage::view(const std::string& directory,
+                                       const std::optional<Deadline>&) {
+  if (directory.empty()) return shared_from_this();
+  throw Error(ErrorCode::kUnsupported, "there are no folders in " + describe())
+      .with_file(directory);
+}
+
+void Storage::discard_unfinished(const std::string& prefix,
+                                 const std::function<bool(const std::string&)>& goes) {
+  std::vector<std::string> names = listing(prefix, Depth::kUnfinished).files;
+  std::erase_if(names, [&](const std::string& name) { return !goes(name); });
+  if (!names.empty()) remove_files(names, {.unfinished = true});
 }
 
 void Storage::settle(const std::string& name) {
@@ -215,21 +230,11 @@ std::optional<std::string> Storage::put_for_tag(const std::string& name, ByteVie
   }
 }
 
-std::shared_ptr<Storage> Storage::until(const Deadline&) { return shared_from_this(); }
-
-bool Storage::remove_if(const std::string& name, const std::string&, Deadline, bool) {
-  remove(name);
-  return true;
-}
-
 bool Storage::link(const StorageEntry&, const std::string&, const Deadline&) {
   log_once(LogLevel::kWarning,
            "files can't be linked to a storage of another kind or place; they are written");
   return false;
 }
-
-void Storage::discard_unfinished(const std::string&,
-                                 const std::function<bool(const std::string&)>&) {}
 
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {

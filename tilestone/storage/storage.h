@@ -44,6 +44,8 @@ struct ReadCosts {
 // What is known of a storage without a trial.
 struct StorageFacts {
   std::string description;  // the root as shown to a person: a path or a URL
+  // What only file systems can do; the storage owns it. Null: not here.
+  Directories* directories = nullptr;
   ReadCosts read_costs = {};
   // Reads and writes can go through the page cache of this process's host. Used by load: without
   // it, ranks on one host exchange messages instead.
@@ -188,6 +190,21 @@ enum class Depth : uint8_t {
             // in "a". Only this directory is read.
   kAtOnce,  // kTree, as of one instant, where one request lists that: of an object store with few
             // files there. Otherwise nothing.
+  kUnfinished,  // files that were begun, and neither finished nor given up: some object stores keep
+                // what was written, though no other listing shows it
+};
+
+// Which files a removal removes.
+struct FileRemoval {
+  // Given, for one name: the file goes if it still has this tag. Where put_if_tag is false, nothing
+  // is asked: the caller has a claim. Many object stores ignore the condition of a removal: there,
+  // a file that is put between a look and the removal goes, too.
+  std::optional<std::string> if_tag = std::nullopt;
+  // Nobody else can have put the file before the request is executed, so the tag need not be asked
+  // for first.
+  bool is_alone = false;
+  bool unfinished = false;  // not the files, but those of Depth::kUnfinished under these names
+  std::optional<Deadline> deadline = std::nullopt;  // nullopt: as of a call that takes none
 };
 
 class Storage;
@@ -205,8 +222,6 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual ~Storage() = default;
 
   virtual StorageFacts facts() const = 0;
-  // What only file systems can do. Null: not here.
-  virtual Directories* directories() { return nullptr; }
 
   // Creates an empty file; kAlreadyExists if the name exists. Directories of the name that do not
   // exist are made; the root and the directories above it are durable when the call returns. A root
@@ -242,20 +257,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
                                                  const Condition& condition,
                                                  const std::string& scratch, Deadline deadline);
   // Removes files. One that does not exist is no failure. All are tried; then the first failure is
-  // thrown, as for an object that is locked.
-  virtual void remove(std::span<const std::string> names) = 0;
-  // Removes a file if it still has this tag. False: it has another one, and stays. An absent file
-  // counts as removed. Where put_if_tag is false, nothing is asked: the caller has a claim. Many
-  // object stores ignore the condition of a removal: there, a file that is put between a look and
-  // the removal goes, too. `is_alone`: nobody else can have put the file before the request is
-  // executed, so the tag need not be asked for first.
-  virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                         bool is_alone = false);
-  // Files that were begun under names with this prefix, and neither finished nor given up: some
-  // object stores keep what was written, though no listing shows it. Discards those for whose names
-  // `goes` returns true.
-  virtual void discard_unfinished(const std::string& prefix,
-                                  const std::function<bool(const std::string& name)>& goes);
+  // thrown, as for an object that is locked. False: the file has another tag, and stays.
+  virtual bool remove_files(std::span<const std::string> names, const FileRemoval& how) = 0;
   // Makes the new file `name` with the content of another file, without passing the bytes: in a
   // file system a further name of that file, in an object store a copy that the server makes. Of a
   // file that nobody changes. False, and nothing is made: that is not possible here (another file
@@ -277,17 +280,21 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // exists but names can't be claimed here.
   virtual bool is_claimed(const std::string& name) = 0;
 
-  // The directory `name` as a storage of its own, with the options of this one. It need not exist
-  // yet, and is found anew by each call. Error(kUnsupported) where it can't be.
-  virtual std::shared_ptr<Storage> child(const std::string& name);
-  // This storage for the calls of one save or load. Where a server may not answer, a call that
-  // takes no deadline ends with this one, but has a few seconds at least, so that what has failed
-  // can be cleaned. Without one it has a minute.
-  virtual std::shared_ptr<Storage> until(const Deadline& deadline);
+  // A part of this storage ("": all), with its options: child() and until().
+  virtual std::shared_ptr<Storage> view(const std::string& directory,
+                                        const std::optional<Deadline>& deadline);
 
   // The rest are short forms of the calls above.
 
   std::string describe() const { return facts().description; }
+  Directories* directories() const { return facts().directories; }
+  // The directory `name` as a storage of its own. It need not exist yet, and is found anew by each
+  // call. Error(kUnsupported) where it can't be.
+  std::shared_ptr<Storage> child(const std::string& name);
+  // This storage for the calls of one save or load. Where a server may not answer, a call that
+  // takes no deadline ends with this one, but has a few seconds at least, so that what has failed
+  // can be cleaned. Without one it has a minute.
+  std::shared_ptr<Storage> until(const Deadline& deadline) { return view("", deadline); }
   // The memory in bytes that this process's host, or its container, can still give to the page
   // cache. 0 for a storage without one.
   uint64_t available_cache() const;
@@ -319,7 +326,16 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void rename(const std::string& from, const std::string& to, bool replace);
   // As in Directories. Without directories: names are durable.
   void settle(const std::string& name);
+  void remove(std::span<const std::string> names) { remove_files(names, {}); }
   void remove(const std::string& name) { remove(std::span(&name, 1)); }
+  // An absent file counts as removed.
+  bool remove_if(const std::string& name, const std::string& tag, const Deadline& deadline,
+                 bool is_alone = false) {
+    return remove_files({&name, 1}, {.if_tag = tag, .is_alone = is_alone, .deadline = deadline});
+  }
+  // Discards the unfinished files whose names have this prefix and for which `goes` returns true.
+  void discard_unfinished(const std::string& prefix,
+                          const std::function<bool(const std::string& name)>& goes);
   // Removes the directory `name` and everything in it; links are removed, not followed. A name that
   // somebody else removes meanwhile is not a failure. A name that can't be removed ends the call
   // with an Error. Like remove, it is durable only after settle().

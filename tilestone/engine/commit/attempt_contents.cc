@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"

@@ -34,6 +34,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"

@@ -70,12 +70,18 @@ class Cleaning {
     unread_ = notes.unread;
     fixed_names_ = notes.fixed_names;
     open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
+    remains_ = here.remains;
+    std::vector<Leftover> found = leftovers(names);
+    if (found.empty() && !existing_.found && open_.empty() && kept_.empty()) refuse_strange(names);
+    return found;
+  }
+
+  std::vector<Leftover> leftovers(const std::vector<std::string>& names) {
     std::vector<Leftover> found;
     go_through_uploads([&](const std::string& name) {
       found.push_back({name, 0, kUnfinished, "its save has ended"});
       return false;
     });
-    remains_ = here.remains;
     for (const auto& [name, tag] : remains_) {
       const auto info = storage_.stat(name);
       if (info)
@@ -90,7 +96,6 @@ class Cleaning {
       const auto info = reason ? storage_.stat(name) : std::nullopt;
       if (info && info->regular) found.push_back({name, info->size, reason->what, reason->why});
     }
-    if (found.empty() && !existing_.found && open_.empty() && kept_.empty()) refuse_strange(names);
     return found;
   }
 

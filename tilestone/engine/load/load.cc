@@ -24,7 +24,6 @@
 #include "tilestone/engine/read/empty_places_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
-#include "tilestone/engine/read/missing_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/optimizer_states_internal.h"
 #include "tilestone/engine/read/places_internal.h"
@@ -36,7 +35,6 @@
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/plan/load_plan.h"
 
@@ -316,7 +314,8 @@ class LoadByRounds::Loading {
     if (asked_.wanted != nullptr) {
       subtrees = filled_places(*asked_.wanted, empty_, opened_.metadata, options(), comm_.size());
     }
-    requested_ = Requested(asked_.wanted, opened_, options(), common_state(), subtrees);
+    requested_ = Requested(asked_.wanted, opened_, options(),
+                           read_common(*context_, opened_, options().sharded_only), subtrees);
   }
 
   // Decides what this rank reads, and from where. Reads the objects.
@@ -325,16 +324,19 @@ class LoadByRounds::Loading {
     const std::vector<TensorItem>& asked = requested_.begin_reading();
     make_context(requested_.items(), deadline);
     const std::vector<TensorItem>& read = asked_.optimizer == nullptr ? asked : find_states(asked);
-    expect_requested(read);
+    requested_.expect_stored(read, opened_.metadata, options());
     if (asked_.wanted == nullptr) give_memory(requested_.items(), *context_);
     message_ = requested_.message(opened_.metadata, options());
     places_.emplace(opened_, comm_.rank(), comm_.size());
-    std::vector<ObjectItem*> items;
-    std::vector<ObjectRead> objects = find_objects(requested_.items(), items);
+    const std::vector<ObjectItem*> items = requested_.objects_to_read(opened_, options());
+    std::vector<ObjectRead> objects;
+    for (const ObjectItem* item : items) {
+      objects.push_back({opened_.metadata.find_object(item->key), 0});
+    }
     std::vector<Transfer> transfers = plan_tensors(read);
     places_->expect(transfers, objects);
     for (ObjectRead& object : objects) object.place = places_->choose(*object.stored);
-    load_objects(*context_, objects, items);
+    load_objects(objects, items);
     requested_.expect_kinds();
     const bool open_few = way_ == ReadFor::kPageCache;
     own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
@@ -351,26 +353,12 @@ class LoadByRounds::Loading {
       return json.empty() ? std::vector<OptimizerLayout>() : parse_optimizer_layouts(json);
     };
     const OptimizerStates states(
-        opened_.metadata, [this](const StoredObject& object) { return object_of(object); },
+        opened_.metadata,
+        [this](const StoredObject& object) { return read_object(*context_, opened_, object); },
         {layouts(asked.layouts), layouts(asked.own)}, &wanted);
     states_ = states.reads_of(wanted, options().cast);
     common = states.common(common, asked.place);
     return states_.items;
-  }
-
-  Value object_of(const StoredObject& stored) const {
-    const ObjectRead read{&stored};
-    ObjectItem item{.key = stored.key, .path = {}, .value = {}, .replica_id = {}};
-    ObjectItem* const place = &item;
-    load_objects(*context_, {&read, 1}, {&place, 1});
-    return std::move(item.value);
-  }
-
-  // The state for leaves that are not sharded. nullopt in dialects without a common state.
-  std::optional<Value> common_state() const {
-    if (!options().sharded_only) return read_common(*context_, opened_);
-    if (opened_.dialect->common_object().empty()) return std::nullopt;
-    return Value::dict({});
   }
 
   void make_context(const Items& items, Deadline deadline) {
@@ -392,33 +380,8 @@ class LoadByRounds::Loading {
     return bytes;
   }
 
-  // If some keys are missing, the error about all of them says more than the one about the first.
-  void expect_requested(const std::vector<TensorItem>& read) const {
-    if (asked_.wanted == nullptr) return;
-    if (options().differences.not_in_checkpoint != Differences::Policy::kError) return;
-    std::vector<std::string> objects;
-    for (const ObjectItem& item : requested_.items().objects) {
-      if (requested_.is_read(item, opened_.metadata)) objects.push_back(item.key);
-    }
-    expect_all_stored(read, objects, opened_.metadata);
-  }
-
-  // The objects that are read. `items`: where they go.
-  std::vector<ObjectRead> find_objects(Items& wanted, std::vector<ObjectItem*>& items) const {
-    std::vector<ObjectRead> stored;
-    for (ObjectItem& item : wanted.objects) {
-      if (!requested_.is_read(item, opened_.metadata)) continue;
-      const StoredObject* found = opened_.metadata.find_object(item.key);
-      if (found == nullptr) fail_not_found(item.key);
-      stored.push_back({found, 0});
-      items.push_back(&item);
-    }
-    return stored;
-  }
-
-  void load_objects(const ReadContext& context, std::span<const ObjectRead> stored,
-                    std::span<ObjectItem* const> read) const {
-    std::vector<Bytes> bytes = read_objects(context, stored);
+  void load_objects(std::span<const ObjectRead> stored, std::span<ObjectItem* const> read) const {
+    std::vector<Bytes> bytes = read_objects(*context_, stored);
     for (size_t i = 0; i < read.size(); ++i) {
       const std::string& file = opened_.metadata.files[stored[i].stored->at.file];
       read[i]->value = with_key_and_file(
@@ -437,24 +400,6 @@ class LoadByRounds::Loading {
     bytes_ = stored_bytes(opened_.metadata, transfers);
     progress_.emplace(options().progress, "read", bytes_);
     return transfers;
-  }
-
-  [[noreturn]] void fail_not_found(const std::string& key) const {
-    if (opened_.metadata.find_tensor(key) != nullptr) {
-      throw Error(ErrorCode::kNotFound,
-                  "the checkpoint has a tensor under this key, but an object is requested")
-          .with_key(key)
-          .with_reason(Reason::kTensorStored)
-          .with_hint("request an array of the tensor's dtype and shape instead");
-    }
-    const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
-    throw Error(ErrorCode::kNotFound, no_common
-                                          ? "the object is not in the checkpoint"
-                                          : "the checkpoint has this key neither in its common "
-                                            "state nor as an object")
-        .with_key(key)
-        .with_reason(Reason::kKeyNotStored)
-        .with_hint(hint_at_missing(opened_.metadata, key));
   }
 
   Rounds rounds_;

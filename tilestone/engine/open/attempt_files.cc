@@ -9,6 +9,7 @@
 
 #include "tilestone/base/both_ways.h"
 #include "tilestone/base/checksum.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/cleanup_internal.h"

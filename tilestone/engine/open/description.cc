@@ -288,6 +288,26 @@ bool is_gone(Storage& storage, const DetectedFormat& found) {
   return contains_name(names, kRemovedName) || (found.format && !found.format->detect(names));
 }
 
+// `found`: with its storage, where these names are. `own_rank`, `unmarked`: see find_checkpoint().
+void describe(Found& found, const std::shared_ptr<const Format>& wanted,
+              std::optional<int> own_rank, const std::shared_ptr<const Dialect>& unmarked,
+              std::vector<std::string> names) {
+  found.format = find_format(*found.storage, wanted, names);
+  if (own_rank) {
+    auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);
+    found.of_own_rank = own.has_value();
+    if (own) found.description = *std::move(own);
+  }
+  if (!found.of_own_rank) {
+    found.description =
+        read_description(*found.storage, found.format, std::move(names), Receipts::kRead);
+  }
+  if (unmarked != nullptr && may_be_of(found.description, *unmarked)) {
+    found.format.dialect = unmarked;
+    found.description.dialect = unmarked->name();
+  }
+}
+
 }  // namespace
 
 // If a save exchanges the directory after it was held, the held files are removed, one after the
@@ -301,22 +321,8 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
     Found found{hold(storage), {}, {}, false};
     const bool last = i == kMaxExchanges;
     try {
-      std::vector<std::string> names =
-          names_of_checkpoint(*found.storage, std::exchange(at_once, {}));
-      found.format = find_format(*found.storage, wanted, names);
-      if (own_rank) {
-        auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);
-        found.of_own_rank = own.has_value();
-        if (own) found.description = *std::move(own);
-      }
-      if (!found.of_own_rank) {
-        found.description =
-            read_description(*found.storage, found.format, std::move(names), Receipts::kRead);
-      }
-      if (unmarked != nullptr && may_be_of(found.description, *unmarked)) {
-        found.format.dialect = unmarked;
-        found.description.dialect = unmarked->name();
-      }
+      describe(found, wanted, own_rank, unmarked,
+               names_of_checkpoint(*found.storage, std::exchange(at_once, {})));
       if (found.storage->stands()) return found;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kCorrupt && is_gone(*found.storage, found.format)) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"

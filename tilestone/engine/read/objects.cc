@@ -20,7 +20,9 @@ Value read_object(const ReadContext& context, const Opened& opened, const Stored
   });
 }
 
-std::optional<Value> read_common(const ReadContext& context, const Opened& opened) {
+std::optional<Value> read_common(const ReadContext& context, const Opened& opened, bool leave_out) {
+  if (leave_out && !opened.dialect->common_object().empty()) return Value::dict({});
+  if (leave_out) return std::nullopt;
   if (auto common = opened.dialect->parse_common(opened.files)) return common;
   if (opened.dialect->common_object().empty()) return std::nullopt;
   if (!opened.common) {

@@ -17,6 +17,8 @@ Value read_object(const ReadContext& context, const Opened& opened, const Stored
 
 // The checkpoint's common state: from the index if a file of the index holds it, else read as an
 // object. nullopt in a dialect without common state. Error(kCorrupt) when it is damaged or missing.
-std::optional<Value> read_common(const ReadContext& context, const Opened& opened);
+// `leave_out`: it is not read, and an empty dict.
+std::optional<Value> read_common(const ReadContext& context, const Opened& opened,
+                                 bool leave_out = false);
 
 }  // namespace tilestone::engine

@@ -4,6 +4,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
+#include "tilestone/engine/read/missing_internal.h"
 #include "tilestone/engine/read/requested_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
 #include "tilestone/engine/read/targets_internal.h"
@@ -63,6 +64,45 @@ std::vector<TensorItem>& Requested::begin_reading() {
 // error, which reading it raises.
 bool Requested::is_read(const ObjectItem& item, const Metadata& stored) const {
   return !is_kept(item.key) || stored.find_tensor(item.key) != nullptr;
+}
+
+void Requested::expect_stored(const std::vector<TensorItem>& read, const Metadata& stored,
+                              const LoadOptions& options) const {
+  if (wanted_ == nullptr) return;
+  if (options.differences.not_in_checkpoint != Differences::Policy::kError) return;
+  std::vector<std::string> objects;
+  for (const ObjectItem& item : items_.objects) {
+    if (is_read(item, stored)) objects.push_back(item.key);
+  }
+  expect_all_stored(read, objects, stored);
+}
+
+std::vector<ObjectItem*> Requested::objects_to_read(const Opened& opened,
+                                                    const LoadOptions& options) {
+  const auto fail_not_found = [&](const std::string& key) {
+    if (opened.metadata.find_tensor(key) != nullptr) {
+      throw Error(ErrorCode::kNotFound,
+                  "the checkpoint has a tensor under this key, but an object is requested")
+          .with_key(key)
+          .with_reason(Reason::kTensorStored)
+          .with_hint("request an array of the tensor's dtype and shape instead");
+    }
+    const bool no_common = opened.dialect->common_object().empty() || options.sharded_only;
+    throw Error(ErrorCode::kNotFound, no_common
+                                          ? "the object is not in the checkpoint"
+                                          : "the checkpoint has this key neither in its common "
+                                            "state nor as an object")
+        .with_key(key)
+        .with_reason(Reason::kKeyNotStored)
+        .with_hint(hint_at_missing(opened.metadata, key));
+  };
+  std::vector<ObjectItem*> read;
+  for (ObjectItem& item : items_.objects) {
+    if (!is_read(item, opened.metadata)) continue;
+    if (opened.metadata.find_object(item.key) == nullptr) fail_not_found(item.key);
+    read.push_back(&item);
+  }
+  return read;
 }
 
 void Requested::expect_kinds() const {

@@ -37,8 +37,11 @@ class Requested {
   // once.
   std::vector<TensorItem>& begin_reading();
   std::vector<TensorItem>& read() { return keeps() ? read_ : items_.tensors; }
-  // Whether the object of this item is read.
-  bool is_read(const ObjectItem& item, const Metadata& stored) const;
+  // The items whose object is read. Error(kNotFound) for one that is not in the checkpoint.
+  std::vector<ObjectItem*> objects_to_read(const Opened& opened, const LoadOptions& options);
+  // Throws the error of expect_all_stored(), if keys must not be missing. `read`: of the tensors.
+  void expect_stored(const std::vector<TensorItem>& read, const Metadata& stored,
+                     const LoadOptions& options) const;
   // Once the objects are read. Error(kMismatch) if one that takes the place of a dict or list of
   // the template is none.
   void expect_kinds() const;
@@ -52,6 +55,7 @@ class Requested {
   StateDict take_loaded(const Opened& opened);
 
  private:
+  bool is_read(const ObjectItem& item, const Metadata& stored) const;
   bool keeps() const { return !findings_.kept.keys.empty(); }
   bool is_kept(const std::string& key) const { return findings_.kept.keys.contains(key); }
   // Asks for replicas under the names that the checkpoint has. Returns the old names.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 

@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/run/option_fields_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -123,17 +124,6 @@ std::string attributes_text(const std::map<std::string, std::string>& attributes
 }
 
 std::string differing_text(Checks::Differing differing) { return text_of(differing, differing); }
-
-std::string ranks_text(const std::vector<int>& ranks, size_t most) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  const size_t named = std::min(ranks.size(), most);
-  for (size_t i = 0; i < named; ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  const size_t rest = ranks.size() - named;
-  return rest == 0 ? text : text + " and " + std::to_string(rest) + " more";
-}
 
 Terms terms_of(const Location& location, const SaveOptions& options) {
   Terms terms = {{"path", in_quotes(location.identity())}};

@@ -17,9 +17,6 @@ namespace tilestone::engine {
 // Names and values as the caller writes them. Every rank has the same names in the same order.
 using Terms = std::vector<std::pair<std::string, std::string>>;
 
-// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more". `most`: how many are listed.
-std::string ranks_text(const std::vector<int>& ranks, size_t most = 4);
-
 // The attributes themselves if they are short, else their number and hash.
 std::string attributes_text(const std::map<std::string, std::string>& attributes);
 // The option's value as Python callers write it, in quotes.

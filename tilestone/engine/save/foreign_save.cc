@@ -107,6 +107,18 @@ void move_chunks(const ForeignShare& share, Receipt& receipt) {
   receipt.objects = std::move(objects);
 }
 
+// The files that write_foreign() has made.
+std::vector<std::string> files_of(const std::vector<Receipt>& receipts,
+                                  const std::string& save_id) {
+  std::vector<std::string> names;
+  for (const Receipt& receipt : receipts) {
+    for (const ReceiptFile& file : receipt.files) {
+      if (file.name.starts_with(save_id)) names.push_back(file.name);
+    }
+  }
+  return names;
+}
+
 std::vector<Receipt> receipts_of(std::span<const Bytes> encoded, int world_size,
                                  const std::string& save_id) {
   std::vector<Receipt> receipts(static_cast<size_t>(world_size));
@@ -234,11 +246,7 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
   std::vector<std::string> written;  // by write_foreign(), on all ranks
   try {
     std::vector<Receipt> decoded = receipts_of(receipts, world_size, state_->save_id);
-    for (const Receipt& receipt : decoded) {
-      for (const ReceiptFile& file : receipt.files) {
-        if (file.name.starts_with(state_->save_id)) written.push_back(file.name);
-      }
-    }
+    written = files_of(decoded, state_->save_id);
     for (const std::string& name : files) {
       const auto found = state_->transaction->storage()->stat(name);
       if (!found) throw Error(ErrorCode::kNotFound, "a data file is missing").with_file(name);

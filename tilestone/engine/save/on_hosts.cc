@@ -86,20 +86,12 @@ void OnHosts::meet(const Communicator& comm, Written written) {
           made = describe(std::move(payloads));
           return std::vector<Bytes>();
         });
-    auto index = rounds.result_or_error([&] { return rounds.broadcast(made, rounds.deadline()); });
+    const auto index =
+        rounds.result_or_error([&] { return rounds.broadcast(made, rounds.deadline()); });
     made = {};
     planned_.steps.add("reporting", began);
     reported = StepTimes::Clock::now();
-    rounds.run_last(
-        "keeping the step on its hosts",
-        [&](Deadline deadline) {
-          if (const Error* const failed = std::get_if<Error>(&index)) throw *failed;
-          if (hosts.is_first_of_host(comm.rank())) {
-            hosts.keep(KeptIndex::decode(std::get<Bytes>(index)), deadline);
-          }
-          return Bytes();
-        },
-        [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
+    keep(rounds, index);
   } catch (...) {
     if (Rounds::reached_all(current_error())) hosts.dropped(share.save_id);
     throw;
@@ -111,6 +103,20 @@ void OnHosts::meet(const Communicator& comm, Written written) {
   hosts.kept(share.save_id);
   release();
   note_published(planned_, reported, planned_.result);
+}
+
+// The last round: what rank 0 has made is put beside the files of each host.
+void OnHosts::keep(Rounds& rounds, const std::variant<Bytes, Error>& index) {
+  rounds.run_last(
+      "keeping the step on its hosts",
+      [&](Deadline deadline) {
+        if (const Error* const failed = std::get_if<Error>(&index)) throw *failed;
+        if (planned_.hosts->is_first_of_host(rounds.comm().rank())) {
+          planned_.hosts->keep(KeptIndex::decode(std::get<Bytes>(index)), deadline);
+        }
+        return Bytes();
+      },
+      [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
 }
 
 // The rest of an ordinary save by rounds, with what is planned and staged.

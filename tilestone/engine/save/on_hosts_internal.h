@@ -87,6 +87,7 @@ class OnHosts {
  private:
   Written write();
   void meet(const Communicator& comm, Written written);
+  void keep(Rounds& rounds, const std::variant<Bytes, Error>& index);
   Bytes describe(std::vector<Bytes> payloads);
   void save_straight(const Communicator& comm);
   void release();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/differing_internal.h"

@@ -46,7 +46,7 @@ class UnkeptFiles : public Storage {
   void read(std::span<const ReadOp>, const ReadOptions&, const ReadDone&) override { refuse(""); }
   std::optional<FileInfo> stat(const std::string&) override { return std::nullopt; }
   Listing listing(const std::string&, Depth) override { return {}; }
-  void remove(std::span<const std::string>) override {}
+  bool remove_files(std::span<const std::string>, const FileRemoval&) override { return true; }
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
     refuse(name);
   }

@@ -102,8 +102,7 @@ Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
     ranks[said[rank]].push_back(static_cast<int>(rank));
   std::string who;
   for (const auto& [seen, with_it] : ranks) {
-    who += fmt::format("{}{}: {}", who.empty() ? "" : "; ", engine::ranks_text(with_it),
-                       as_text(seen));
+    who += fmt::format("{}{}: {}", who.empty() ? "" : "; ", ranks_text(with_it), as_text(seen));
   }
   const auto other =
       std::find_if(said.begin(), said.end(), [&](const Bytes& bytes) { return bytes != said[0]; });

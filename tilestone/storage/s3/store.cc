@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -78,6 +80,7 @@ class S3Store : public Storage {
   Listing listing(const std::string& prefix, Depth depth) override {
     ListRequest request = {.prefix = root_ + prefix};
     if (depth == Depth::kLevel) request.delimiter = "/";
+    if (depth == Depth::kUnfinished) return unfinished(prefix);
     std::map<std::string, FileInfo> files;
     Listing found;
     do {
@@ -116,7 +119,12 @@ class S3Store : public Storage {
     return put_one(to, bytes, condition, end);
   }
 
-  void remove(std::span<const std::string> names) override {
+  bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
+    if (how.if_tag) return remove_one(key(names.front()), how);
+    if (how.unfinished) {
+      for (const std::string& name : names) discard_uploads(key(name));
+      return true;
+    }
     std::optional<NotDeleted> first;
     for (size_t at = 0; at < names.size(); at += kMaxKeysToRemove) {
       std::vector<std::string> keys;
@@ -125,33 +133,11 @@ class S3Store : public Storage {
       const auto refused = bucket_->client.remove(keys, call_deadline(until_)).wait();
       if (!refused.empty() && !first) first = refused.front();
     }
-    if (!first) return;
+    if (!first) return true;
     throw Error(ErrorCode::kIo, fmt::format("cannot remove s3://{}/{}: {}: {}", bucket_->name,
                                             first->key, first->code, first->message))
         .with_file(first->key.substr(root_.size()))
         .with_errno(EACCES);
-  }
-
-  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline,
-                 bool is_alone) override {
-    Client& client = bucket_->client;
-    const Deadline end = bounded(deadline);
-    return (is_alone ? client.remove_own(key(name), tag, end)
-                     : client.remove_if(key(name), tag, end))
-        .wait();
-  }
-
-  void discard_unfinished(const std::string& prefix,
-                          const std::function<bool(const std::string&)>& goes) override {
-    UploadPage page;
-    do {
-      page = bucket_->client.uploads(root_ + prefix, page.next, call_deadline(until_)).wait();
-      for (const Upload& each : page.uploads) {
-        const std::string name = name_of(each.key);
-        if (!is_file_name(name) || !goes(name)) continue;
-        bucket_->client.abort(each.key, each.id, call_deadline(until_)).wait();
-      }
-    } while (page.next);
   }
 
   bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
@@ -180,18 +166,43 @@ class S3Store : public Storage {
     return is_leased(*this, name, lease_period());
   }
 
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    auto inner = std::make_shared<S3Store>(bucket_, key(name));
-    inner->until_ = until_;
-    return inner;
-  }
-  std::shared_ptr<Storage> until(const Deadline& deadline) override {
-    auto same = std::make_shared<S3Store>(*this);
-    same->until_ = deadline;
-    return same;
+  std::shared_ptr<Storage> view(const std::string& directory,
+                                const std::optional<Deadline>& deadline) override {
+    auto part = std::make_shared<S3Store>(bucket_, without_slash(root_ + directory));
+    part->until_ = deadline.value_or(until_);
+    return part;
   }
 
  private:
+  bool remove_one(const std::string& key, const FileRemoval& how) {
+    Client& client = bucket_->client;
+    const Deadline end = bounded(how.deadline.value_or(Deadline::never()));
+    return (how.is_alone ? client.remove_own(key, *how.if_tag, end)
+                         : client.remove_if(key, *how.if_tag, end))
+        .wait();
+  }
+
+  void for_each_upload(const std::string& prefix, const std::function<void(const Upload&)>& visit) {
+    UploadPage page;
+    do {
+      page = bucket_->client.uploads(prefix, page.next, call_deadline(until_)).wait();
+      std::ranges::for_each(page.uploads, visit);
+    } while (page.next);
+  }
+
+  Listing unfinished(const std::string& prefix) {
+    std::set<std::string> names;
+    for_each_upload(root_ + prefix, [&](const Upload& each) { names.insert(name_of(each.key)); });
+    std::erase_if(names, [](const std::string& name) { return !is_file_name(name); });
+    return {.files = {names.begin(), names.end()}};
+  }
+
+  void discard_uploads(const std::string& key) {
+    for_each_upload(key, [&](const Upload& each) {
+      if (each.key == key) bucket_->client.abort(key, each.id, call_deadline(until_)).wait();
+    });
+  }
+
   std::string key(const std::string& name) const {
     check_file_name(name);
     return root_ + name;
