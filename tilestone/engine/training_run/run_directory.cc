@@ -176,8 +176,11 @@ RunDirectory::RunDirectory(Location location, const std::string& pattern)
 
 Location RunDirectory::at(const std::string& name) const { return location_.within(name); }
 
-std::vector<StepInfo> RunDirectory::list() const {
-  return steps_among(location_.storage().listing("", Depth::kLevel));
+std::vector<StepInfo> RunDirectory::list(Listing* listed) const {
+  Listing found = location_.storage().listing("", Depth::kLevel);
+  std::vector<StepInfo> steps = steps_among(found);
+  if (listed != nullptr) *listed = std::move(found);
+  return steps;
 }
 
 std::vector<StepInfo> RunDirectory::steps_among(const Listing& listed) const {
