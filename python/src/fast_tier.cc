@@ -72,6 +72,13 @@ void bind_fast_tier(nb::module_& m) {
           "is_full", &Tier::is_full,
           "Whether a save has failed because a host's disk was full, and none went straight since.")
       .def("went_straight", &Tier::went_straight)
+      .def(
+          "undrained",
+          [](Tier& self, uint64_t step) {
+            return without_gil([&] { return self.undrained(step); });
+          },
+          "step"_a,
+          "The metrics of a step that this host keeps; None: it has none, or is copying the step.")
       .def("path_of", &path_on_host, "comm"_a.none(), "step"_a, "seconds"_a,
            nb::sig("def path_of(self, comm: object | None, step: int, seconds: float) -> str"))
       .def("restore", &restore, "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a,

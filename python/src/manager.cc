@@ -54,7 +54,8 @@ void bind_calls(nb::class_<ManagedRun>& run) {
           "save",
           [](ManagedRun& self, nb::handle comm, uint64_t step,
              const std::map<std::string, double>& metrics, bool overwrite, double seconds,
-             const nb::callable& difference, const nb::callable& write) {
+             const nb::callable& difference, const nb::callable& write,
+             const nb::callable& once_more) {
             const ManagedRun::SaveWork work = {
                 [&](const std::string& folder) {
                   return with_gil("a comparison with a saved step",
@@ -62,17 +63,24 @@ void bind_calls(nb::class_<ManagedRun>& run) {
                 },
                 [&](const std::string& folder, std::shared_ptr<RunStep> begun) {
                   with_gil("the save of a step", [&] { write(folder, std::move(begun)); });
+                },
+                [&] {
+                  return with_gil("a look at a step on the hosts", [&] {
+                    return nb::cast<std::optional<std::map<std::string, double>>>(once_more());
+                  });
                 }};
             together(comm, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
               self.save(ranks, step, metrics, true, overwrite, limit, work);
             });
           },
           "comm"_a.none(), "step"_a, "metrics"_a, "overwrite"_a, "seconds"_a, "difference"_a,
-          "write"_a,
+          "write"_a, "once_more"_a,
           nb::sig("def save(self, comm: object | None, step: int, metrics: "
                   "collections.abc.Mapping[str, float], overwrite: bool, seconds: float, "
                   "difference: collections.abc.Callable[[str], str], "
-                  "write: collections.abc.Callable[[str, RunStep], None]) -> None"),
+                  "write: collections.abc.Callable[[str, RunStep], None], once_more: "
+                  "collections.abc.Callable[[], collections.abc.Mapping[str, float] | None]) "
+                  "-> None"),
           "Saves a step that is due.")
       .def("failed", &ManagedRun::failed)
       .def(

@@ -65,10 +65,35 @@ def test_the_same_step_once_more_with_the_same_state_writes_nothing(
         manager.save(3, state_of(3))
         assert not manager.should_save(3)
         before = os.listdir(tmp_path / "fast")
-        manager.save(3, state_of(3), force=True)
+        manager.save(3, state_of(3))
         assert os.listdir(tmp_path / "fast") == before
         with pytest.raises(tilestone.AlreadyExistsError):
             manager.save(3, state_of(4), force=True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_step_of_the_hosts_that_is_saved_once_more_by_force_is_copied_to_the_run(
+    tmp_path: pathlib.Path, restarted: bool
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    first = manager_of(run, fast, drain_every=100)
+    first.save(3, state_of(3), {"loss": 1.0})
+    if restarted:
+        first.close()
+    with manager_of(run, fast, drain_every=100) if restarted else first as manager:
+        if restarted:
+            assert manager.restore(state_of(0))[1] == 3
+        manager.save(3, state_of(3), {"accuracy": 0.5}, force=True)
+        manager.wait()
+        assert manager.steps()[0].metrics == {"loss": 1, "accuracy": 0.5}
+        before = os.listdir(fast)
+        manager.save(3, state_of(3), {"accuracy": 0.7}, force=True)  # it is there
+        manager.wait()
+        assert os.listdir(fast) == before
+        assert manager.steps()[0].metrics == {"loss": 1, "accuracy": 0.7}
+    shutil.rmtree(fast)
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 3
 
 
 def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
@@ -150,6 +175,20 @@ def test_another_layout_reads_from_the_host_that_has_the_bytes(
     world.run(train, str(tmp_path), [1, 2], 10)
     assert not steps_in(tmp_path / "run")
     assert world.run(train, str(tmp_path), [], 10, 1) == [2, 2]
+
+
+def test_steps_that_a_restart_does_not_find_are_said(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    worlds[2].run(train, str(tmp_path), [1, 2], 10)
+    with manager_of(run, tmp_path / "host0") as manager:  # the other host is late
+        assert manager.restore(state_of(0))[1] is None
+    assert "step 2 of the run is on hosts, but does not count" in caplog.text
+    assert "has 1 of its 2 files, of rank 1" in caplog.text
+    with tilestone.CheckpointManager(run) as manager:
+        assert manager.restore(state_of(0))[1] is None
+    assert "by a manager with fast=" in caplog.text
 
 
 def test_a_wiped_host_takes_the_newest_drained_step(
@@ -256,7 +295,9 @@ def test_a_replaced_host_knows_the_step_that_it_has_restored(
     world.run(train_with_copies, str(tmp_path), [1, 2])
     shutil.rmtree(tmp_path / "host0")
     assert world.run(restore_and_save_again, str(tmp_path)) == [2, 2]
+    # The save by force of what was restored is one of its own, which the run's directory has.
     assert on_host(tmp_path / "host0") == [2] and on_host(tmp_path / "host1") == [1, 2]
+    assert steps_in(tmp_path / "run") == [2]
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -1632,7 +1632,7 @@ class ManagedRun:
 
     def is_saved(self, step: int) -> bool: ...
 
-    def save(self, comm: object | None, step: int, metrics: Mapping[str, float], overwrite: bool, seconds: float, difference: Callable[[str], str], write: Callable[[str, RunStep], None]) -> None:
+    def save(self, comm: object | None, step: int, metrics: Mapping[str, float], overwrite: bool, seconds: float, difference: Callable[[str], str], write: Callable[[str, RunStep], None], once_more: Callable[[], Mapping[str, float] | None]) -> None:
         """Saves a step that is due."""
 
     def failed(self) -> None: ...
@@ -1678,6 +1678,11 @@ class FastTier:
         """
 
     def went_straight(self) -> None: ...
+
+    def undrained(self, step: int) -> dict[str, float] | None:
+        """
+        The metrics of a step that this host keeps; None: it has none, or is copying the step.
+        """
 
     def path_of(self, comm: object | None, step: int, seconds: float) -> str: ...
 

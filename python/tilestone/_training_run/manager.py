@@ -262,8 +262,9 @@ class CheckpointManager:
         returns. The step that this manager has saved or restored last may be saved once more, with
         `force` after the loop for example: the call waits for a save in flight, and if that step is
         durable and holds this state, by its checksums, nothing is written, and the metrics given
-        now are added to it. If it holds another state, it is replaced with `overwrite`, and
-        otherwise that is an error. If its save has failed, it is saved.
+        now are added to it. With `fast`, one that is on the hosts alone is saved again, with both
+        saves' metrics. If it holds another state, it is replaced with `overwrite`, and otherwise that
+        is an error. If its save has failed, it is saved.
 
         Args:
             step: the step, 0 or more; the same on every rank.
@@ -314,9 +315,14 @@ class CheckpointManager:
                 drains = forced or step % self._drain_every == 0
                 self._write(step, given, path, (drained, drains))
 
+        def once_more() -> Mapping[str, float] | None:
+            if self._tier is None or not (forced or numbers):
+                return None
+            return self._tier.core.undrained(step)
+
         self._run.save(
             self._comm, step, numbers, bool(options.get("overwrite")),
-            valid.limit_of(self._timeout), difference, write,
+            valid.limit_of(self._timeout), difference, write, once_more,
         )  # fmt: skip
         return True
 

@@ -177,6 +177,7 @@ void Drains::leave() {
 
 void Drains::work(const Communicator& comm, bool is_first) {
   const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
+  std::set<std::string> gone;  // files, each of which is looked for elsewhere at once
   for (double wait = first_wait_;;) {
     std::optional<SaidStep> step;
     try {
@@ -189,6 +190,11 @@ void Drains::work(const Communicator& comm, bool is_first) {
     } catch (...) {
       const Error error = current_error();
       if (interrupt_->requested()) return;
+      if (step && error.code() == ErrorCode::kNotFound && !error.file().empty() &&
+          gone.insert(step->save_id + error.file()).second) {
+        log(LogLevel::kWarning, fmt::format("step {}: {}", step->step, error.what()));
+        continue;
+      }
       if (step && is_final(error)) {
         note_stalled(false);
         drop(step->save_id, error.with_message(fmt::format(
@@ -218,9 +224,11 @@ void Drains::say_failure(const Error& error, double wait) {
   std::string steps;
   for (const uint64_t step : waiting()) steps += fmt::format(" {}", step);
   log(LogLevel::kWarning,
-      fmt::format("{} can't be written now; the steps{} wait on the hosts, and are tried again in "
-                  "{:.0f} s: {}",
-                  run_.location().describe(), steps, wait, error.what()));
+      fmt::format("{}; the steps{} wait on the hosts, and are tried again in {:.0f} s: {}",
+                  error.code() == ErrorCode::kRankFailed || error.code() == ErrorCode::kTimeout
+                      ? "nothing can be copied now"
+                      : run_.location().describe() + " can't be written now",
+                  steps, wait, error.what()));
 }
 
 // What waits and this host holds. It stays until rank 0 has chosen.

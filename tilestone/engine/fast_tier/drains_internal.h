@@ -29,7 +29,8 @@ struct FastOptions {
   uint64_t drain_every = 1;  // steps that are multiples of it are drained, and those saved by force
   std::optional<uint64_t> drain_bytes_per_second = std::nullopt;  // of each host; nullopt: no limit
   bool reuse = false;  // what the step before has there is linked, as with SaveOptions::reuse
-  std::chrono::duration<double> patience{600};  // how long ranks that drain wait for one another
+  std::chrono::duration<double> patience{
+      600};  // how long ranks that drain or copy wait for one another
   std::chrono::duration<double> first_wait{1};  // until a failed drain is tried again
 };
 

@@ -16,8 +16,6 @@
 namespace tilestone::engine {
 namespace {
 
-// For one turn of all hosts. An answer waits for the disk of its host.
-constexpr std::chrono::seconds kTurnTime{600};
 const std::string kCopyScratch = ".copy.tmp";
 
 // The step before that this host has; null: none.
@@ -68,11 +66,12 @@ std::vector<int> copy_targets(const std::vector<int>& first_of,
 
 void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_t step,
                      const std::string& save_id, const std::vector<int>& first_of,
-                     const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt) {
+                     const std::vector<int>& targets, std::chrono::duration<double> patience,
+                     const std::shared_ptr<Interrupt>& interrupt) {
   const auto own = folder.at(HostFolder::folder_of(step, save_id));
   const int host = comm.rank();
   const bool is_first = first_of.at(static_cast<size_t>(host)) == host;
-  const auto limit = [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); };
+  const auto limit = [&] { return Deadline::after(patience).with_interrupt(interrupt); };
   const auto say = [&] {
     const auto held = is_first ? folder.find(save_id) : std::nullopt;
     return held ? say_steps({&*held, 1}, host) : Bytes();

@@ -5,6 +5,7 @@
 // host's own files under the same names, so a restore and a drain find it like any other file.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,9 +26,10 @@ std::vector<int> copy_targets(const std::vector<int>& first_of,
 
 // Copies to this host what it lacks: of its own ranks, if it was replaced, and of those whose files
 // it keeps. Every rank, in its thread. Throws if that has failed here; what has arrived completely
-// stays. A host that hangs is waited for ten minutes.
+// stays. A host that hangs is waited for as long as `patience`: a turn waits for its disk.
 void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_t step,
                      const std::string& save_id, const std::vector<int>& first_of,
-                     const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt);
+                     const std::vector<int>& targets, std::chrono::duration<double> patience,
+                     const std::shared_ptr<Interrupt>& interrupt);
 
 }  // namespace tilestone::engine

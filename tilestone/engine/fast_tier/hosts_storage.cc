@@ -70,7 +70,8 @@ class HostsStorage final : public ReadOnlyStorage {
   StorageFacts facts() const override {
     StorageFacts facts;
     facts.description = description_;
-    facts.page_cache = own_->facts().page_cache;  // of one host, it has all the files
+    // Of one host, it has all the files; what is read in the run's directory is read once.
+    if (there_ == nullptr) facts.page_cache = own_->facts().page_cache;
     return facts;
   }
 

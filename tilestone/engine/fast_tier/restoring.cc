@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/fast_tier/host_reads_internal.h"
@@ -29,6 +30,7 @@
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
+#include "tilestone/format/data_file_name.h"
 
 namespace tilestone::engine {
 namespace {
@@ -38,8 +40,8 @@ constexpr const char* kChoice = "choice of a checkpoint";  // as ManagedRun::res
 std::set<std::string> known_runs(const RunDirectory& run, const std::vector<StepInfo>& there) {
   std::set<std::string> runs;
   for (const StepInfo& each : there) runs.insert(each.lineage.run);
-  for (const std::string& name : run.location().storage().list_files(kRunMarker)) {
-    runs.insert(name.substr(std::string_view(kRunMarker).size()));
+  for (const std::string& name : run.location().storage().list_files(kFastMarker)) {
+    runs.insert(name.substr(std::string_view(kFastMarker).size()));
   }
   runs.erase("");
   return runs;
@@ -100,6 +102,25 @@ void Tier::say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_h
                                    run_.directory().location().describe(), named(there), loss));
 }
 
+// Says that a step does not count, though it would be the newest.
+void Tier::say_lacking(const SaidStep& step) const {
+  std::set<int> ranks;
+  const auto held = folder_.find(step.save_id);
+  size_t lacking = 0;
+  for (size_t i = 0; i < step.holders.size(); ++i) {
+    if (!step.holders[i].empty()) continue;
+    ++lacking;
+    if (!held || i >= held->about.files.size()) continue;
+    const auto name = parse_data_file_name(held->about.files[i].name);
+    if (name) ranks.insert(name->rank);
+  }
+  log(LogLevel::kWarning,
+      fmt::format("step {} of the run is on hosts, but does not count: no host that is here has {} "
+                  "of its {}{}. If a host comes late, start again with it: a save removes the step",
+                  step.step, lacking, counted(step.holders.size(), "file"),
+                  ranks.empty() ? "" : ", of " + ranks_text({ranks.begin(), ranks.end()})));
+}
+
 // On rank 0.
 Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> step, bool fallback,
                           const std::set<std::string>& damaged) {
@@ -127,6 +148,13 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
       newest != nullptr &&
       (!tip || tip->lineage.ordinal < newest->lineage.ordinal || tip->save_id == newest->save_id);
   say_choice(newest, tip ? &*tip : nullptr, takes_hosts);
+  const uint64_t chosen = takes_hosts ? newest->lineage.ordinal : tip ? tip->lineage.ordinal : 0;
+  const SaidStep* lacks = nullptr;
+  for (const SaidStep& each : said) {
+    const bool is_newer = each.lineage.ordinal > chosen && (!step || each.step == *step);
+    if (is_newer && !each.is_whole()) lacks = &each;
+  }
+  if (lacks != nullptr) say_lacking(*lacks);
   Choice choice;
   if (takes_hosts) choice.step = *newest;
   if (takes_hosts && stands(*newest)) choice.stands_there = tip->name;
@@ -228,33 +256,34 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const Load& give
   end();
 }
 
-// Every rank, after a load that has failed: whether another host, or the run's directory, has the
-// file that is damaged. If so, the host that was read sets it aside, and the step can be loaded
-// once more. `set_aside`: what was already.
-bool Tier::sets_aside(const Choice& choice, const Error& error,
-                      std::set<std::string>& set_aside) const {
+// Every rank, after a load that has failed: whether the file that is damaged is in several places,
+// hosts or the run's directory. If so, each host sets its own aside if that is the damaged one, and
+// the step can be loaded once more. `tried`: files for which this was done.
+bool Tier::sets_aside(const Choice& choice, const Error& error, const Deadline& deadline,
+                      std::set<std::string>& tried) const {
   if (error.code() != ErrorCode::kCorrupt && !is_unreadable(error)) return false;
   const SaidStep& step = choice.step;
   const std::string folder = HostFolder::folder_of(step.step, step.save_id);
   const KeptStep about = KeptStep::decode(choice.record, folder);
   const auto file = std::ranges::find(about.files, error.file(), &ReceiptFile::name);
   if (file == about.files.end()) return false;
-  const std::vector<int>& holders =
-      step.holders.at(static_cast<size_t>(file - about.files.begin()));
-  if (holders.size() + (choice.stands_there.empty() ? 0 : 1) < 2 || holders.empty()) return false;
-  const int reader = hosts_.first_of.at(static_cast<size_t>(std::max(error.rank(), 0)));
-  const bool reads_own = std::ranges::find(holders, reader) != holders.end();
-  const int holder = reads_own ? reader : holders.front();
-  if (!set_aside.insert(fmt::format("{} {} {}", holder, step.save_id, file->name)).second) {
-    return false;
-  }
-  if (meeting_.rank() == holder) folder_.set_aside(folder, file->name);
+  const auto& holders = step.holders.at(static_cast<size_t>(file - about.files.begin()));
+  const size_t places = holders.size() + (choice.stands_there.empty() ? 0 : 1);
+  if (places < 2 || !tried.insert(file->name).second) return false;
   if (meeting_.is_coordinator()) {
-    log(LogLevel::kWarning,
-        fmt::format("step {} is read once more: its file on the host of rank {} is damaged, and "
-                    "another one is read: {}",
-                    step.step, holder, error.what()));
+    log(LogLevel::kWarning, fmt::format("step {} is read once more, from where its files are "
+                                        "intact: {}",
+                                        step.step, error.what()));
   }
+  if (std::ranges::find(holders, meeting_.rank()) == holders.end()) return true;
+  or_log(LogLevel::kWarning, "looking at a damaged file", [&] {
+    const auto own = reading_of(folder_.at(folder));
+    if (is_intact(own, folder_.manifest(folder_.get(step.save_id)).receipts, file->name,
+                  deadline)) {
+      return;
+    }
+    folder_.set_aside(folder, file->name);
+  });
   return true;
 }
 
@@ -307,7 +336,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
                                       const Load& given) {
   refuse_in_child();
   const std::unique_lock restoring(restoring_);
-  std::set<std::string> damaged, set_aside;
+  std::set<std::string> damaged, tried;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
     if (!choice.is_on_hosts()) {
@@ -320,7 +349,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     try {
       load(choice, limit(), given);
     } catch (const Error& error) {
-      if (!sets_aside(choice, error, set_aside)) {
+      if (!sets_aside(choice, error, limit(), tried)) {
         if (!is_about_files(error) || (choice.stands_there.empty() && !fallback)) throw;
         damaged.insert(choice.step.save_id);
         if (comm.is_coordinator()) {

@@ -12,6 +12,7 @@
 #include "tilestone/engine/fast_tier/host_copies_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
 #include "tilestone/engine/save/on_hosts_internal.h"
+#include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/storage/posix_storage.h"
 
 namespace tilestone::engine {
@@ -151,6 +152,13 @@ std::string Tier::path_of(const Communicator& comm, uint64_t step, const Deadlin
   return std::string(as_text(agree(comm, "look for a step on the hosts", deadline, say, decide)));
 }
 
+std::optional<std::map<std::string, double>> Tier::undrained(uint64_t step) {
+  const std::vector<uint64_t> waiting = drains_.waiting();
+  const auto held = known(step);
+  if (!held || std::ranges::find(waiting, step) != waiting.end()) return std::nullopt;
+  return metrics_of(held->about.attributes);
+}
+
 // So that the run's steps on the hosts count after a restart even before one is drained. A run's
 // directory that hangs does not stop the save. What fails is tried again by the next save.
 void Tier::mark(const std::string& run_id) {
@@ -159,7 +167,7 @@ void Tier::mark(const std::string& run_id) {
     if (run_id == marked_) return;
   }
   try {
-    const std::string name = kRunMarker + run_id;
+    const std::string name = kFastMarker + run_id;
     run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
                                               name + ".tmp", Deadline::after(kMarkerTime));
   } catch (const Error& error) {
@@ -176,6 +184,8 @@ void Tier::mark(const std::string& run_id) {
 void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains) {
   {
     const std::lock_guard lock(mutex_);
+    // An earlier save of the same step goes first.
+    std::ranges::stable_partition(known_, [&](const StepId& each) { return each.step == step; });
     known_.push_back({step, save_id});
   }
   if (options_.copies) copy(step, save_id);
@@ -194,7 +204,8 @@ void Tier::copy(uint64_t step, const std::string& save_id) {
   }
   copies_in_.post([this, step, save_id, needed] {
     try {
-      copy_from_hosts(copying_, folder_, step, save_id, hosts_.first_of, targets_, interrupt_);
+      copy_from_hosts(copying_, folder_, step, save_id, hosts_.first_of, targets_,
+                      options_.patience, interrupt_);
     } catch (...) {
       log(LogLevel::kWarning,
           fmt::format("step {} has no copies on other hosts: {}", step, current_error().what()));

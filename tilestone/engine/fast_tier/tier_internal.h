@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,9 +26,6 @@
 #include "tilestone/engine/save/on_hosts_internal.h"
 
 namespace tilestone::engine {
-
-// In a run's directory, with the run's id: it has steps on hosts.
-inline constexpr const char* kRunMarker = ".fast-tier-of-";
 
 // All ranks make it, and call begin() and restore(), together. Used by one thread at a time, except
 // what saves call that are under way, which share it.
@@ -62,6 +60,9 @@ class Tier : public std::enable_shared_from_this<Tier> {
   // Every rank calls: the folder of a step of this run on rank 0's host, where rank 0 reads its
   // index; "" on all ranks: that host has none.
   std::string path_of(const Communicator& comm, uint64_t step, const Deadline& deadline);
+
+  // The metrics of a step that this host keeps; nullopt: it has none, or the step is being drained.
+  std::optional<std::map<std::string, double>> undrained(uint64_t step);
 
   // ---- Restoring
   // ManagedRun::restore() with the steps on the hosts. `load`: if the step is read from the hosts,
@@ -112,10 +113,12 @@ class Tier : public std::enable_shared_from_this<Tier> {
                 const std::set<std::string>& damaged);
   void say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_hosts) const;
   void say_others(size_t count);
+  void say_lacking(const SaidStep& step) const;
   Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged, const Deadline& deadline);
   void load(const Choice& choice, const Deadline& deadline, const Load& given);
-  bool sets_aside(const Choice& choice, const Error& error, std::set<std::string>& set_aside) const;
+  bool sets_aside(const Choice& choice, const Error& error, const Deadline& deadline,
+                  std::set<std::string>& tried) const;
   void keep_index(const std::string& folder, Storage& step, const KeptStep& about,
                   const Deadline& deadline) const;
   std::optional<uint64_t> load_there(const Communicator& comm, std::optional<uint64_t> step,

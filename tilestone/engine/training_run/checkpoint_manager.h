@@ -168,7 +168,7 @@ class RunDirectory {
 
   // The folders that steps have, ascending by step; of two with the same step, the one that the
   // pattern names comes last. Opens no checkpoint. None if there is no directory.
-  std::vector<StepInfo> list() const;
+  std::vector<StepInfo> list(Listing* listed = nullptr) const;
   // The same with save id and lineage, as hints say (hints.cc), or else the heads of the manifests.
   // `state` is kDamaged if one can't be read; otherwise it is not known.
   std::vector<StepInfo> list_lineages() const;
@@ -305,6 +305,9 @@ class ManagedRun {
     // Saves the state into a folder, with SaveOptions::step. Throws if the save has failed, or if
     // in the background, if it could not begin.
     std::function<void(const std::string& folder, std::shared_ptr<RunStep> begun)> write;
+    // On rank 0, with RunOptions::on_hosts, of a step without a difference that is not in the
+    // directory: its metrics, if it is saved once more all the same.
+    std::function<std::optional<std::map<std::string, double>>()> once_more = {};
   };
   // Saves a step, if it is due or with `force`; false: it is not due. Every rank calls, once the
   // save before has ended.

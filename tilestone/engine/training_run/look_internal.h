@@ -16,6 +16,9 @@
 
 namespace tilestone::engine {
 
+// In a run's directory, before the run's id: it has steps on hosts.
+inline constexpr const char* kFastMarker = ".fast-tier-of-";
+
 struct Look {
   StepInfo info;
   std::optional<Error> error = std::nullopt;  // why the step is damaged

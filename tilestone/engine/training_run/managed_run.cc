@@ -125,12 +125,12 @@ Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline dea
 // The same, once all ranks see the same steps. `terms` must be equal on all ranks.
 Bytes decided_on_same_steps(const RunDirectory& directory, const Communicator& comm,
                             const char* work, Deadline deadline, const engine::Terms& terms,
-                            const std::function<Bytes()>& decide) {
+                            const std::function<Bytes()>& decide, Listing* listed = nullptr) {
   const RunDirectory run = directory.until(deadline);
   const auto say = [&](int round, const Bytes&) {
     const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    return engine::with_terms(to_bytes(seen_text(run.list())), terms);
+    return engine::with_terms(to_bytes(seen_text(run.list(listed))), terms);
   };
   return agree(comm, work, deadline, say, [&](int round, std::vector<Bytes> said) {
     engine::agree_on_terms(said);
@@ -299,22 +299,38 @@ struct ManagedRun::State {
       }
       pruning->get().wait();  // it may hold the step's lock
       end_last();
-      const auto found = directory.find(step);
-      if (!found || found->state != StepState::kDurable) return Bytes();
-      const StepId own{step, found->save_id};
-      if (own.save_id.empty() || lineage.parent != own) return Bytes();
-      const ByteView name = as_bytes(found->name);
-      return Bytes(name.begin(), name.end());
+      return to_bytes(standing(step));
     });
     return std::string(as_text(folder));
   }
 
-  // Adds metrics to a step that is saved already.
-  void settle(const Communicator& comm, uint64_t step, const std::string& folder,
-              const std::map<std::string, double>& metrics, Deadline deadline) {
-    decided_by_rank_0(comm, kAgain, deadline, [&] {
-      if (metrics.empty()) return Bytes();
+  // The folder of the step that was saved or restored last, if it is durable in the directory.
+  std::string standing(uint64_t step) const {
+    const auto found = directory.find(step);
+    if (!found || found->state != StepState::kDurable || found->save_id.empty()) return "";
+    return lineage.parent == StepId{step, found->save_id} ? found->name : "";
+  }
+
+  // Adds metrics to a step that is saved already. False: it is to be saved once more, with those in
+  // `metrics`.
+  bool settle(const Communicator& comm, uint64_t step, std::string folder,
+              std::map<std::string, double>& metrics, const ManagedRun::SaveWork& work,
+              Deadline deadline) {
+    const Bytes answer = decided_by_rank_0(comm, kAgain, deadline, [&] {
       if (options.on_hosts) {
+        folder.clear();
+        auto kept = work.once_more ? work.once_more() : std::nullopt;
+        if (kept || !metrics.empty()) {
+          or_log(LogLevel::kWarning, fmt::format("looking for step {}", step),
+                 [&] { folder = standing(step); });
+        }
+        if (kept && folder.empty()) {
+          metrics.merge(*kept);
+          return to_bytes("once more");
+        }
+      }
+      if (metrics.empty()) return Bytes();
+      if (folder.empty()) {
         log(LogLevel::kWarning,
             fmt::format("the metrics of step {} are those of its first save", step));
         return Bytes();
@@ -323,7 +339,9 @@ struct ManagedRun::State {
       pruning->get().after(step);
       return Bytes();
     });
+    if (!answer.empty()) return false;
     is_last_saved = true;
+    return true;
   }
 
   // Communicates only if the restored run has lost that very step to damage.
@@ -396,6 +414,19 @@ struct ManagedRun::State {
       engine::read_lineage(directory.at(name).storage(), info);
       lost_saves[name] = info.save_id;
     }
+  }
+
+  // `files`: of the run's directory.
+  void say_fast_tier(const std::vector<std::string>& files) const {
+    if (options.on_hosts || std::ranges::none_of(files, [](const std::string& name) {
+          return name.starts_with(engine::kFastMarker);
+        })) {
+      return;
+    }
+    log(LogLevel::kWarning,
+        fmt::format("the run in {} has saved to a fast tier: steps that are on its hosts alone are "
+                    "found by a manager with fast=",
+                    directory.location().describe()));
   }
 
   std::optional<Chosen> choose(std::optional<uint64_t> step, bool fallback,
@@ -497,13 +528,12 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
                       const Limit& limit, const SaveWork& work) {
   if (!(force || is_due(step))) return false;
   const std::string folder = state_->saved_before(comm, step, limit());
+  auto numbers = metrics;
   if (!folder.empty()) {
     const std::string difference = work.difference(folder);
     if (difference.empty()) {
-      state_->settle(comm, step, folder, metrics, limit());
-      return true;
-    }
-    if (!overwrite) {
+      if (state_->settle(comm, step, folder, numbers, work, limit())) return true;
+    } else if (!overwrite) {
       throw Error(ErrorCode::kAlreadyExists,
                   fmt::format("step {} is saved already, in {}, and the state is another one: {}",
                               step, folder, difference))
@@ -513,7 +543,7 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
   }
   state_->leads = comm.is_coordinator();
   state_->make_room(comm, step, limit);
-  auto begun = state_->begin(comm, step, metrics, limit());
+  auto begun = state_->begin(comm, step, numbers, limit());
   try {
     work.write(directory().names().name_of(step), begun);
   } catch (...) {
@@ -533,10 +563,13 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
   const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
                                {"fallback", fallback ? "true" : "false"}};
   const Deadline deadline = limit();
-  auto chosen =
-      decode_choice(decided_on_same_steps(state_->directory, comm, kChoice, deadline, terms, [&] {
-        return encode_choice(state_->choose(step, fallback, deadline));
-      }));
+  Listing listed;
+  const auto choose = [&] {
+    state_->say_fast_tier(listed.files);
+    return encode_choice(state_->choose(step, fallback, deadline));
+  };
+  auto chosen = decode_choice(
+      decided_on_same_steps(state_->directory, comm, kChoice, deadline, terms, choose, &listed));
   while (chosen) {
     try {
       load(chosen->step, chosen->name);

@@ -193,8 +193,11 @@ RunDirectory RunDirectory::until(const Deadline& deadline) const {
   return same;
 }
 
-std::vector<StepInfo> RunDirectory::list() const {
-  return steps_among(location_.storage().listing("", Depth::kLevel));
+std::vector<StepInfo> RunDirectory::list(Listing* listed) const {
+  Listing found = location_.storage().listing("", Depth::kLevel);
+  std::vector<StepInfo> steps = steps_among(found);
+  if (listed != nullptr) *listed = std::move(found);
+  return steps;
 }
 
 std::vector<StepInfo> RunDirectory::steps_among(const Listing& listed) const {
