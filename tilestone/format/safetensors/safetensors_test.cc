@@ -221,20 +221,6 @@ TEST(SafetensorsFiles, AreFilledInOrder) {
   EXPECT_EQ(more.at("c"), "model-00003-of-00003.safetensors");
 }
 
-TEST(SafetensorsFiles, AFullHeaderBeginsAnotherFileAndAnIndexOverItsLimitIsRefused) {
-  const uint64_t half = kMaxHeader / 2;
-  const auto two = safetensors_files({{"a", 1, half}, {"b", 1, half}, {"c", 0, 9}}, UINT64_MAX);
-  EXPECT_EQ(two.at("a"), "model-00001-of-00002.safetensors");
-  EXPECT_EQ(two.at("b"), "model-00002-of-00002.safetensors");
-  EXPECT_EQ(two.at("c"), "model-00002-of-00002.safetensors");
-  const std::string key(size_t{257} << 20, 'k');
-  const Error error = error_of([&] { safetensors_files({{key, 1}}, UINT64_MAX); });
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  const std::string longest = key.substr(0, kMaxHeader);
-  EXPECT_EQ(error_of([&] { check_safetensors(longest, DType::kUInt8, {1}); }).code(),
-            ErrorCode::kInvalidArgument);
-}
-
 TEST(SafetensorsFolder, NotesFilesThatItsIndexDoesNotNameAndKeysOfTwoFiles) {
   const Bytes index = index_of(R"("a":"x.safetensors","b":"y.safetensors")");
   const Metadata metadata = parse({{"m.safetensors.index.json", index},

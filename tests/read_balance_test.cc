@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
@@ -114,7 +113,6 @@ TEST(ReadBalance, NoRankReadsMoreThanAQuarterBeyondTheMean) {
   for (const Layout& from : {Layout{4, 4}, Layout{4, 2}, Layout{8, 2}, Layout{1, 1}}) {
     for (const bool copies : {false, true}) {
       if (copies && from.ranks == 1) continue;
-      if (kReduced && (from.ranks != 4 || from.tp != 2)) continue;  // the numbers are the same
       const FileImage image = saved(from, copies);
       for (const Layout& to : kLayouts) {
         for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
