@@ -139,7 +139,50 @@ void bind_mesh(nb::module_& m) {
   pickled_by(bound, {"shape", "ranks", "names"});
 }
 
-void bind_functions(nb::module_& m) {
+void bind_boxes_of_placements(nb::module_& m) {
+  nb::class_<LocalBoxes>(m, "LocalBoxes", "What one rank holds of a tensor.")
+      .def_ro("local_shape", &LocalBoxes::local_shape, "Shape of the local tensor.")
+      .def_ro("boxes", &LocalBoxes::boxes, "Its boxes in the global tensor.")
+      .def_ro("locals", &LocalBoxes::locals,
+              "locals[i] is the box of the local tensor that holds boxes[i].");
+  m.def(
+      "local_boxes",
+      [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+         const std::vector<Placement>& placements) {
+        return local_boxes(global_shape, mesh, coordinate, placements);
+      },
+      "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a,
+      "The boxes that the rank at `coordinate` of the mesh holds of a tensor with shape "
+      "`global_shape` (in elements). An empty shard gives one empty box. Sizes follow torch.chunk, "
+      "as in torch's DTensor.\n"
+      "Raises InvalidArgumentError for Partial, a dim out of range or a wrong number of "
+      "placements.");
+  m.def(
+      "held_boxes",
+      [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+         const std::vector<Placement>& placements, const Dims& local_shape) {
+        return held_boxes(global_shape, mesh, coordinate, placements, local_shape);
+      },
+      "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a, "local_shape"_a,
+      "The same as local_boxes, for a rank whose local tensor has `local_shape`. If FSDP2 over "
+      "tensor parallelism splits unevenly, torch's own reading of the placements does not describe "
+      "what the rank holds; this function uses the reading that gives the local shape.\n"
+      "Raises UnsupportedError if both readings give this shape but different elements, "
+      "InvalidArgumentError if neither does.");
+  m.def(
+      "replica_id",
+      [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
+        return replica_id(mesh, coordinate, placements);
+      },
+      "mesh"_a, "coordinate"_a, "placements"_a,
+      "The coordinate along the Replicate dims only; all zeros for the main replica.");
+  m.def(
+      "replica_holders",
+      [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
+        return replica_holders(mesh, coordinate, placements);
+      },
+      "mesh"_a, "coordinate"_a, "placements"_a,
+      "The global ranks that hold the same boxes, ascending, this one included.");
   m.def(
       "flat_range_to_boxes",
       [](const Dims& shape, int64_t begin, int64_t end) {
@@ -148,6 +191,39 @@ void bind_functions(nb::module_& m) {
       "shape"_a, "begin"_a, "end"_a,
       "The elements [begin, end) of a flattened tensor with shape `shape`, as at most 2n - 1 "
       "disjoint boxes in flat order (n: the number of dims).");
+}
+
+void bind_merging(nb::module_& m) {
+  nb::class_<MergedSharding>(m, "MergedSharding",
+                             "The part of the checkpoint's tensor that a rank holds.")
+      .def_ro("global_shape", &MergedSharding::global_shape,
+              "Shape of the checkpoint's tensor, in elements.")
+      .def_ro("strides", &MergedSharding::strides,
+              "Strides of the checkpoint's tensor if it were contiguous, in elements.")
+      .def_ro("held", &MergedSharding::held, "The boxes that the rank holds.")
+      .def_ro("replica_id", &MergedSharding::replica_id,
+              "All zeros on exactly one of the ranks that hold the same boxes.")
+      .def_ro(
+          "holders", &MergedSharding::holders,
+          "The global ranks that hold the same boxes, ascending, this one included; empty if the "
+          "meshes don't determine them.");
+  m.def(
+      "merge_shardings",
+      [](const Dims& local_shape, const Dims& global_shape, const Mesh& mesh,
+         const std::vector<Placement>& placements, const Mesh& checkpoint_mesh,
+         const std::vector<Placement>& checkpoint_placements, int rank) {
+        return merge_shardings(local_shape, global_shape, Sharding{mesh, placements},
+                               Sharding{checkpoint_mesh, checkpoint_placements}, rank);
+      },
+      "local_shape"_a, "global_shape"_a, "mesh"_a, "placements"_a, "checkpoint_mesh"_a,
+      "checkpoint_placements"_a, "rank"_a,
+      "Merges a parameter's own mesh and placements with those that the checkpoint has for it "
+      "(expert weights under expert parallelism with FSDP2), for the global rank `rank`, which "
+      "must be in both meshes. A Shard of the checkpoint is applied outside the parameter's own "
+      "shards, unless the parameter already splits the same ranks along the same dim. Ranks are "
+      "matched by their numbers, not by the names of mesh dims. Shapes are in elements; "
+      "`global_shape` is the parameter's own.\n"
+      "Raises InvalidArgumentError if the two contradict each other.");
   m.def(
       "find_rule",
       [](const std::vector<std::string>& patterns, std::string_view name) -> std::optional<int> {
@@ -168,7 +244,8 @@ void bind_geometry(nb::module_& m) {
   bind_box(m);
   bind_placements(m);
   bind_mesh(m);
-  bind_functions(m);
+  bind_boxes_of_placements(m);
+  bind_merging(m);
 }
 
 }  // namespace tilestone::python

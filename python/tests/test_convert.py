@@ -96,7 +96,7 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
         ("a.pt", "c", {"cast": torch.int8}, "can't cast to int8"),
         ("ckpt", "c.pt", {"dialect": "megatron"}, "torch.save have no dialect"),
         ("ckpt", "c", {"format": "foo"}, "torch_checkpointing, torch_save"),
-        ("none.pt", "c", {"keys": ["*"]}, "nothing is selected"),
+        ("none.pt", "c", {"keys": ["*"]}, "no key matches"),
         ("surrogate.pt", "c", {}, "lone surrogate"),
         ("ckpt", "other", {"format": "torch_dist"}, "convert to another name"),
     ):

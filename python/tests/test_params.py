@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy
 import pytest
-from placed_boxes import held_boxes
 from thread_ranks import run_ranks
 
 import tilestone
 from tilestone import InvalidArgumentError, PlacementRules, ShardedTensor
-from tilestone.geometry import Mesh, Partial, Replicate, Shard, StridedShard
+from tilestone.geometry import Mesh, Partial, Replicate, Shard, StridedShard, merge_shardings
 
 NAMES = ["edp", "ep"]
 
@@ -24,7 +23,7 @@ class Wrapped:
 
     def __init__(self, whole: numpy.ndarray, mesh: Mesh, placements: list, rank: int) -> None:
         self.shape, self.device_mesh, self.placements = whole.shape, mesh, placements
-        held = held_boxes(whole.shape, mesh, mesh.coordinate(rank), placements)
+        held = tilestone.geometry.local_boxes(whole.shape, mesh, mesh.coordinate(rank), placements)
         self.local = whole[held.boxes[0].slices].copy()
 
     def to_local(self) -> numpy.ndarray:
@@ -183,6 +182,14 @@ def test_patterns_that_are_not_paths_are_refused(pattern: Any) -> None:
 def test_a_rule_without_a_placement_is_refused_by_its_pattern() -> None:
     with pytest.raises(InvalidArgumentError, match="rule 'head': a placement must be"):
         PlacementRules({"head": Shard})
+
+
+def test_merged_shardings_know_the_holders() -> None:
+    mesh = Mesh((2, 2), names=NAMES)
+    merged = merge_shardings((4,), (4,), Mesh((), [3]), [], mesh, [Replicate(), Shard(0)], 3)
+    assert merged.global_shape == (8,) and merged.strides == (1,)
+    assert merged.held.boxes[0].offset == (4,)
+    assert merged.replica_id == (1,) and merged.holders == [1, 3]
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (0,)])

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from placed_boxes import Held, held_boxes
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -58,7 +57,7 @@ def numbered(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
-def assembled(whole: torch.Tensor, held: Held) -> torch.Tensor:
+def assembled(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes) -> torch.Tensor:
     """The local tensor that Tilestone's boxes describe."""
     local = torch.full(held.local_shape, -1, dtype=whole.dtype)
     for box, place in zip(held.boxes, held.locals, strict=True):
@@ -98,7 +97,7 @@ def random_placements(rng: random.Random, dims: int, rank: int) -> list:
 
 def check(
     whole: torch.Tensor,
-    held: Held,
+    held: tilestone.geometry.LocalBoxes,
     local: torch.Tensor,
     described: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
@@ -121,7 +120,7 @@ def test_boxes_equal_torchs_splits_on_every_rank_of_random_meshes(seed: int) -> 
         whole = numbered(shape)
         grid = tilestone.geometry.Mesh(mesh)
         for at in itertools.product(*map(range, mesh)):
-            held = held_boxes(shape, grid, at, [ours(p) for p in placements])
+            held = tilestone.geometry.local_boxes(shape, grid, at, [ours(p) for p in placements])
             try:
                 check(
                     whole,
@@ -154,14 +153,14 @@ def test_boxes_equal_real_dtensors_over_meshes_of_any_rank_order(seed: int) -> N
             placements = random_placements(rng, len(mesh), len(shape))
             whole = numbered(shape)
             local = distribute_tensor(whole, theirs, placements, src_data_rank=None).to_local()
-            held = held_boxes(
+            held = tilestone.geometry.local_boxes(
                 shape, grid, grid.coordinate(rank), [ours(p) for p in placements]
             )
             described = compute_local_shape_and_global_offset(shape, theirs, placements)
             check(whole, held, local, described)
 
 
-def check_real(whole: torch.Tensor, held: Held, weight: DTensor) -> None:
+def check_real(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes, weight: DTensor) -> None:
     """Checks that `held` describes an FSDP2 parameter. An empty one has lost its other dims."""
     local = weight.to_local().detach().long()
     if local.numel() == 0:
@@ -200,7 +199,7 @@ def test_boxes_equal_what_fsdp2_over_tensor_parallelism_holds(
             if tp == Shard(0):
                 assert any(isinstance(p, _StridedShard) for p in weight.placements)
             grid = tilestone.geometry.Mesh(sizes, list(range(world)), list(names))
-            held = held_boxes(
+            held = tilestone.geometry.local_boxes(
                 shape, grid, grid.coordinate(rank), [ours(p) for p in weight.placements]
             )
             check_real(whole, held, weight)
@@ -220,7 +219,7 @@ def test_boxes_of_a_real_local_shape_equal_what_uneven_fsdp2_holds(seed: int) ->
         local_shape = tuple(weight.to_local().shape)
         placements = [ours(p) for p in weight.placements]
         grid = tilestone.geometry.Mesh(sizes)
-        held = held_boxes(shape, grid, grid.coordinate(rank), placements, local_shape)
+        held = tilestone.geometry.held_boxes(shape, grid, grid.coordinate(rank), placements, local_shape)
         check_real(whole, held, weight)
 
 
@@ -274,7 +273,7 @@ def test_a_dtensor_is_described_as_if_it_were_alone_and_those_that_stand_alike_o
 
 def test_a_single_strided_shard_is_several_boxes_unlike_in_torch() -> None:
     """Stock DCP would describe this rank's rows 0, 1, 4, 5 as rows 0 to 3."""
-    held = held_boxes((8, 2), tilestone.geometry.Mesh((2,)), (0,), [tilestone.geometry.StridedShard(0, 2)])
+    held = tilestone.geometry.local_boxes((8, 2), tilestone.geometry.Mesh((2,)), (0,), [tilestone.geometry.StridedShard(0, 2)])
     assert [(tuple(b.offset), tuple(b.shape)) for b in held.boxes] == [
         ((0, 0), (2, 2)),
         ((4, 0), (2, 2)),

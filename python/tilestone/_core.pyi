@@ -140,9 +140,77 @@ class Mesh:
 
     def __reduce__(self) -> tuple[object, ...]: ...
 
+class LocalBoxes:
+    """What one rank holds of a tensor."""
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the local tensor."""
+
+    @property
+    def boxes(self) -> list[Box]:
+        """Its boxes in the global tensor."""
+
+    @property
+    def locals(self) -> list[Box]:
+        """locals[i] is the box of the local tensor that holds boxes[i]."""
+
+def local_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> LocalBoxes:
+    """
+    The boxes that the rank at `coordinate` of the mesh holds of a tensor with shape `global_shape` (in elements). An empty shard gives one empty box. Sizes follow torch.chunk, as in torch's DTensor.
+    Raises InvalidArgumentError for Partial, a dim out of range or a wrong number of placements.
+    """
+
+def held_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial], local_shape: Sequence[int]) -> LocalBoxes:
+    """
+    The same as local_boxes, for a rank whose local tensor has `local_shape`. If FSDP2 over tensor parallelism splits unevenly, torch's own reading of the placements does not describe what the rank holds; this function uses the reading that gives the local shape.
+    Raises UnsupportedError if both readings give this shape but different elements, InvalidArgumentError if neither does.
+    """
+
+def replica_id(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> tuple[int, ...]:
+    """
+    The coordinate along the Replicate dims only; all zeros for the main replica.
+    """
+
+def replica_holders(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> list[int]:
+    """
+    The global ranks that hold the same boxes, ascending, this one included.
+    """
+
 def flat_range_to_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
     """
     The elements [begin, end) of a flattened tensor with shape `shape`, as at most 2n - 1 disjoint boxes in flat order (n: the number of dims).
+    """
+
+class MergedSharding:
+    """The part of the checkpoint's tensor that a rank holds."""
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint's tensor, in elements."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the checkpoint's tensor if it were contiguous, in elements."""
+
+    @property
+    def held(self) -> LocalBoxes:
+        """The boxes that the rank holds."""
+
+    @property
+    def replica_id(self) -> tuple[int, ...]:
+        """All zeros on exactly one of the ranks that hold the same boxes."""
+
+    @property
+    def holders(self) -> list[int]:
+        """
+        The global ranks that hold the same boxes, ascending, this one included; empty if the meshes don't determine them.
+        """
+
+def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> MergedSharding:
+    """
+    Merges a parameter's own mesh and placements with those that the checkpoint has for it (expert weights under expert parallelism with FSDP2), for the global rank `rank`, which must be in both meshes. A Shard of the checkpoint is applied outside the parameter's own shards, unless the parameter already splits the same ranks along the same dim. Ranks are matched by their numbers, not by the names of mesh dims. Shapes are in elements; `global_shape` is the parameter's own.
+    Raises InvalidArgumentError if the two contradict each other.
     """
 
 def find_rule(patterns: Sequence[str], name: str) -> int | None:

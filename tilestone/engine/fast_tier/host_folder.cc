@@ -111,7 +111,7 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
 }
 
 bool HostFolder::set_aside(const std::string& folder, const std::string& file) const noexcept try {
-  at(folder)->rename(file, file + ".damaged", true);
+  at(folder)->rename(file, file + kAside, true);
   return true;
 } catch (const std::exception& error) {
   log(LogLevel::kWarning,

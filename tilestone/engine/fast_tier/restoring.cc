@@ -258,9 +258,9 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const Load& give
 
 // Every rank, after a load that has failed: whether the file that is damaged is in several places,
 // hosts or the run's directory. If so, each host sets its own aside if that is the damaged one, and
-// the step can be loaded once more. `tried`: files for which this was done.
+// the step can be loaded once more.
 bool Tier::sets_aside(const Choice& choice, const Error& error, const Deadline& deadline,
-                      std::set<std::string>& tried) const {
+                      Aside& aside) const {
   if (error.code() != ErrorCode::kCorrupt && !is_unreadable(error)) return false;
   const SaidStep& step = choice.step;
   const std::string folder = HostFolder::folder_of(step.step, step.save_id);
@@ -269,7 +269,9 @@ bool Tier::sets_aside(const Choice& choice, const Error& error, const Deadline& 
   if (file == about.files.end()) return false;
   const auto& holders = step.holders.at(static_cast<size_t>(file - about.files.begin()));
   const size_t places = holders.size() + (choice.stands_there.empty() ? 0 : 1);
-  if (places < 2 || !tried.insert(file->name).second) return false;
+  if (places < 2 || !aside.tried.insert(file->name).second) return false;
+  aside.save_id = step.save_id;
+  aside.why = error;
   if (meeting_.is_coordinator()) {
     log(LogLevel::kWarning, fmt::format("step {} is read once more, from where its files are "
                                         "intact: {}",
@@ -282,9 +284,24 @@ bool Tier::sets_aside(const Choice& choice, const Error& error, const Deadline& 
                   deadline)) {
       return;
     }
-    folder_.set_aside(folder, file->name);
+    if (!folder_.set_aside(folder, file->name)) return;
+    aside.folders.push_back(folder);
+    aside.files.push_back(file->name);
   });
   return true;
+}
+
+// Every rank, once a step was chosen anew: if no place had the files intact that were set aside,
+// they get their names back, and the step counts as damaged.
+void Tier::expect_intact(const Choice& choice, bool fallback, const Aside& aside) const {
+  if (!aside.why || fallback || choice.step.save_id == aside.save_id) return;
+  for (size_t i = 0; i < aside.files.size(); ++i) {
+    or_log(LogLevel::kWarning, "putting back a damaged file", [&] {
+      folder_.at(aside.folders[i])
+          ->rename(aside.files[i] + HostFolder::kAside, aside.files[i], true);
+    });
+  }
+  throw *aside.why;
 }
 
 void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
@@ -336,7 +353,8 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
                                       const Load& given) {
   refuse_in_child();
   const std::unique_lock restoring(restoring_);
-  std::set<std::string> damaged, tried;
+  std::set<std::string> damaged;
+  Aside aside;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
     if (!choice.is_on_hosts()) {
@@ -349,7 +367,8 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     try {
       load(choice, limit(), given);
     } catch (const Error& error) {
-      if (!sets_aside(choice, error, limit(), tried)) {
+      const bool once_more = sets_aside(choice, error, limit(), aside);
+      if (!once_more) {
         if (!is_about_files(error) || (choice.stands_there.empty() && !fallback)) throw;
         damaged.insert(choice.step.save_id);
         if (comm.is_coordinator()) {
@@ -359,6 +378,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
         }
       }
       choice = agreed(comm, step, fallback, damaged, limit());
+      if (once_more) expect_intact(choice, fallback, aside);
       continue;
     }
     std::vector<StepInfo> others;

@@ -184,7 +184,7 @@ struct ManagedRun::State {
   std::vector<StepInfo> steps_for(uint64_t step, const Deadline& deadline) {
     if (steps_seen) return *steps_seen;
     const RunDirectory run = directory.until(deadline);
-    if (!options.on_hosts && lineage.ordinal == 0) return run.list_lineages();
+    if (!options.on_hosts && !is_last_saved) return run.list_lineages();
     std::vector<StepInfo> found;
     or_log(LogLevel::kWarning, fmt::format("step {} is saved without a look at other steps", step),
            [&] {
@@ -299,14 +299,14 @@ struct ManagedRun::State {
       }
       pruning->get().wait();  // it may hold the step's lock
       end_last();
-      return to_bytes(standing(step));
+      return to_bytes(standing(step, deadline));
     });
     return std::string(as_text(folder));
   }
 
   // The folder of the step that was saved or restored last, if it is durable in the directory.
-  std::string standing(uint64_t step) const {
-    const auto found = directory.find(step);
+  std::string standing(uint64_t step, const Deadline& deadline) const {
+    const auto found = directory.until(deadline).find(step);
     if (!found || found->state != StepState::kDurable || found->save_id.empty()) return "";
     return lineage.parent == StepId{step, found->save_id} ? found->name : "";
   }
@@ -322,7 +322,7 @@ struct ManagedRun::State {
         auto kept = work.once_more ? work.once_more() : std::nullopt;
         if (kept || !metrics.empty()) {
           or_log(LogLevel::kWarning, fmt::format("looking for step {}", step),
-                 [&] { folder = standing(step); });
+                 [&] { folder = standing(step, deadline); });
         }
         if (kept && folder.empty()) {
           metrics.merge(*kept);
