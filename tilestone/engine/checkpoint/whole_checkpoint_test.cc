@@ -67,7 +67,10 @@ TEST(LoadWithoutTemplate, ARankWithoutLayersHasAnEmptyList) {
   run_ranks(2, [&](Communicator comm) {
     StateDict state;
     StateList layers;
-    if (comm.rank() == 1) layers.emplace_back(counting(DType::kInt64, {2}, 7));
+    if (comm.rank() == 1) {
+      layers.emplace_back(ShardedTensor::from_box("layers.0", counting(DType::kInt64, {2}, 7), {2},
+                                                  Box::whole({2})));
+    }
     state["layers"] = std::move(layers);
     SaveOptions options;
     options.comm = comm;

@@ -60,7 +60,7 @@ std::vector<Wrong> wrong_states() {
       {[](StateDict& state, int rank) {
          if (rank == 2) w_of(state).replica_id = {1};
        },
-       {"box [1:2, 0:8]", "held by no main replica; a replica of it is on rank 2, rank 3"}},
+       {"box [1:2, 0:8]", "held by no main replica; a replica of it is on ranks 2 and 3"}},
       {[](StateDict& state, int rank) {
          if (rank == 1) state["rng"] = ShardedObject::make("rng", Value(0), {kRanks}, {0}, {1});
        },
