@@ -4,24 +4,21 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "tilestone/base/both_ways.h"
 #include "tilestone/base/bytes.h"
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/or_log.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/base/uuid.h"
-#include "tilestone/engine/agree.h"
 #include "tilestone/engine/commit/attributes_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/engine/training_run/pruning_internal.h"
+#include "tilestone/engine/training_run/same_steps_internal.h"
 #include "tilestone/engine/training_run/shared_files_internal.h"
 
 namespace tilestone {
@@ -81,64 +78,6 @@ StepInfo expect_durable(const RunDirectory& run, uint64_t step) {
 Chosen chosen_of(StepInfo step, std::vector<std::string> lost = {}) {
   return {step.step, std::move(step.name), std::move(lost), std::move(step.save_id),
           std::move(step.lineage)};
-}
-
-constexpr double kFirstPause = 0.1;  // seconds until ranks look again, each time twice as long
-constexpr int kLooks = 5;            // in all 1.5 s
-
-// What a rank sees, which another program may be changing at the moment.
-std::string seen_text(const std::vector<StepInfo>& steps) {
-  if (steps.empty()) return "no step";
-  if (steps.size() == 1) return steps[0].name;
-  std::string names;
-  for (const StepInfo& each : steps) names += each.name + '/';
-  return fmt::format("{}, the last one {}, XXH3 of the names {:016x}",
-                     counted(steps.size(), "step"), steps.back().name, xxh3_64(as_bytes(names)));
-}
-
-Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
-  std::map<Bytes, std::vector<int>> ranks;
-  for (size_t rank = 0; rank < said.size(); ++rank)
-    ranks[said[rank]].push_back(static_cast<int>(rank));
-  std::string who;
-  for (const auto& [seen, with_it] : ranks) {
-    who += fmt::format("{}{}: {}", who.empty() ? "" : "; ", ranks_text(with_it), as_text(seen));
-  }
-  const auto other =
-      std::find_if(said.begin(), said.end(), [&](const Bytes& bytes) { return bytes != said[0]; });
-  return Error(ErrorCode::kMismatch, fmt::format("the ranks see different steps in {} ({})",
-                                                 run.location().describe(), who))
-      .with_rank(static_cast<int>(other - said.begin()))
-      .with_hint(
-          "every rank needs the run's directory on the same file system: is it mounted on "
-          "every host?");
-}
-
-// Rank 0 decides for all.
-Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline deadline,
-                        const std::function<Bytes()>& decide) {
-  return agree(
-      comm, work, deadline, [](int, const Bytes&) { return Bytes(); },
-      [&](int, const std::vector<Bytes>&) { return Decision{decide(), true}; });
-}
-
-// The same, once all ranks see the same steps. `terms` must be equal on all ranks.
-Bytes decided_on_same_steps(const RunDirectory& directory, const Communicator& comm,
-                            const char* work, Deadline deadline, const engine::Terms& terms,
-                            const std::function<Bytes()>& decide, Listing* listed = nullptr) {
-  const RunDirectory run = directory.until(deadline);
-  const auto say = [&](int round, const Bytes&) {
-    const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
-    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    return engine::with_terms(to_bytes(seen_text(run.list(listed))), terms);
-  };
-  return agree(comm, work, deadline, say, [&](int round, std::vector<Bytes> said) {
-    engine::agree_on_terms(said);
-    const bool same =
-        std::all_of(said.begin(), said.end(), [&](const Bytes& seen) { return seen == said[0]; });
-    if (!same && round + 1 == kLooks) throw different_steps(run, said);
-    return Decision{same ? decide() : Bytes(), same};
-  });
 }
 
 }  // namespace
@@ -291,7 +230,7 @@ struct ManagedRun::State {
   // message.
   std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
     if (last != step) return "";
-    const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
+    const Bytes folder = engine::decided_by_rank_0(comm, kAgain, deadline, [&] {
       if (options.on_hosts) {
         end_last();
         const bool is_saved = lineage.parent && lineage.parent->step == step;
@@ -316,7 +255,7 @@ struct ManagedRun::State {
   bool settle(const Communicator& comm, uint64_t step, std::string folder,
               std::map<std::string, double>& metrics, const ManagedRun::SaveWork& work,
               Deadline deadline) {
-    const Bytes answer = decided_by_rank_0(comm, kAgain, deadline, [&] {
+    const Bytes answer = engine::decided_by_rank_0(comm, kAgain, deadline, [&] {
       if (options.on_hosts) {
         folder.clear();
         auto kept = work.once_more ? work.once_more() : std::nullopt;
@@ -351,7 +290,7 @@ struct ManagedRun::State {
     });
     if (found == lost.end()) return;
     const std::string name = *found;
-    decided_by_rank_0(comm, "removal of a damaged checkpoint", limit(), [&] {
+    engine::decided_by_rank_0(comm, "removal of a damaged checkpoint", limit(), [&] {
       const std::string what = name + " in " + directory.location().describe();
       log(LogLevel::kWarning, "removing the damaged " + what + ": the step is saved again");
       const StepInfo seen{.step = step, .name = name, .save_id = lost_saves[name]};
@@ -513,8 +452,8 @@ void ManagedRun::expect_same_steps(
     const Communicator& comm, Deadline deadline,
     const std::vector<std::pair<std::string, std::string>>& terms) const {
   if (comm.size() == 1) return;
-  decided_on_same_steps(state_->directory, comm, "comparison of a run's directory", deadline, terms,
-                        [] { return Bytes(); });
+  engine::decided_on_same_steps(state_->directory, comm, "comparison of a run's directory",
+                                deadline, terms, [] { return Bytes(); });
 }
 
 bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.every == 0; }
@@ -568,8 +507,8 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
     state_->say_fast_tier(listed.files);
     return encode_choice(state_->choose(step, fallback, deadline));
   };
-  auto chosen = decode_choice(
-      decided_on_same_steps(state_->directory, comm, kChoice, deadline, terms, choose, &listed));
+  auto chosen = decode_choice(engine::decided_on_same_steps(state_->directory, comm, kChoice,
+                                                            deadline, terms, choose, &listed));
   while (chosen) {
     try {
       load(chosen->step, chosen->name);
@@ -578,7 +517,7 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
       return chosen->step;
     } catch (const Error& error) {
       if (step || !engine::is_about_files(error)) throw;
-      const auto next = decode_choice(decided_by_rank_0(comm, kChoice, limit(), [&] {
+      const auto next = decode_choice(engine::decided_by_rank_0(comm, kChoice, limit(), [&] {
         return encode_choice(state_->choose_again(*chosen, error, fallback));
       }));
       if (!next) throw;
