@@ -136,7 +136,7 @@ std::vector<uint64_t> requests_together(int ranks) {
       });
     }
   }
-  EXPECT_EQ(published, 1);
+  EXPECT_GE(published, 1);  // another rank of the last group may find it published
   expect_rows(Location(objects), 3, ranks);
   std::sort(requests.begin(), requests.end());
   return requests;
