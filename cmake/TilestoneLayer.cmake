@@ -5,7 +5,7 @@ include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
 #                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [TEST_SHARDS <number>]
-#                 [WITH_SUBFOLDERS] [HOT]
+#                 [WITH_SUBFOLDERS] [HOT] [UNITS <folders>...]
 #                 [THREADS | THREADED_TESTS <file>...] [UNTHREADED_TESTS <file>...])
 #
 # Uses the *.cc files of the current folder (with WITH_SUBFOLDERS, also of its subfolders):
@@ -18,10 +18,12 @@ include(CMakeParseArguments)
 # these *_test.cc do, or with TILESTONE_SANITIZE_WHOLE all of them. UNTHREADED_TESTS never do.
 # HOT: the tests spend much of their time in this layer's loops over bytes and elements. With
 # TILESTONE_OPTIMISE_HOT_ONLY the other layers are compiled without optimisation, in half the time.
+# UNITS: with TILESTONE_UNITY the subfolders that one string names (`.` is the layer's own folder)
+# are compiled as one; a subfolder that none names is a unit of its own.
 function(tilestone_layer name)
   cmake_parse_arguments(
     PARSE_ARGV 1 arg "THREADS;WITH_SUBFOLDERS;HOT" "TEST_TIMEOUT;TEST_SHARDS"
-    "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
+    "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS;UNITS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -68,7 +70,7 @@ function(tilestone_layer name)
   set_property(GLOBAL PROPERTY TILESTONE_LAYERS_OF_${name} ${layers} ${name})
   set_property(GLOBAL PROPERTY TILESTONE_LINK_${name} ${links})
 
-  _tilestone_objects(tilestone_${name} "${sources}" "${links}" "${arg_HOT}")
+  _tilestone_objects(tilestone_${name} "${sources}" "${links}" "${arg_HOT}" ${arg_UNITS})
   if(TILESTONE_TESTS)
     _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock" FALSE)
     if(helpers)
@@ -306,7 +308,7 @@ function(_tilestone_cacheable target)
 endfunction()
 
 # Makes an object library, or an interface library if there are no sources, because CMake has no
-# empty object libraries.
+# empty object libraries. Further arguments are the layer's UNITS.
 function(_tilestone_objects target sources links hot)
   if(NOT sources)
     add_library(${target} INTERFACE)
@@ -322,14 +324,14 @@ function(_tilestone_objects target sources links hot)
   if(TILESTONE_LIBRARY_PCH)
     _tilestone_reuse_standard_headers(${target} "${hot}")
   endif()
-  _tilestone_unite(${target} "${sources}" "${hot}")
+  _tilestone_unite(${target} "${sources}" "${hot}" ${ARGN})
 endfunction()
 
 # With TILESTONE_UNITY the sources of a folder are compiled as one, in half of the time, because
-# headers are read and templates instantiated only once. The unit is the folder, so that name
-# clashes don't depend on the number of files: a name that is local to a file is unique in its
-# folder. At -O3 g++ inlines less in large units: reading and writing .metadata took 1.3 and 1.8
-# times as long. So layers that are HOT are compiled by file there.
+# headers are read and templates instantiated only once. The unit is the folder, or the folders that
+# are named together (UNITS), so that name clashes don't depend on the number of files: a name that
+# is local to a file is unique in its unit. At -O3 g++ inlines less in large units: reading and
+# writing .metadata took 1.3 and 1.8 times as long. So layers that are HOT are compiled by file there.
 function(_tilestone_unite target sources hot)
   if(NOT TILESTONE_UNITY OR (hot AND CMAKE_BUILD_TYPE STREQUAL "Release"))
     return()
@@ -337,7 +339,18 @@ function(_tilestone_unite target sources hot)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   foreach(source IN LISTS sources)
     get_filename_component(folder ${source} DIRECTORY)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "of_${folder}")
+    set(group "${folder}")
+    if(NOT folder)
+      set(folder .)
+    endif()
+    foreach(unit IN LISTS ARGN)
+      separate_arguments(folders UNIX_COMMAND "${unit}")
+      if(folder IN_LIST folders)
+        list(JOIN folders "_" group)
+      endif()
+    endforeach()
+    string(REPLACE "." "" group "${group}")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "of_${group}")
   endforeach()
 endfunction()
 

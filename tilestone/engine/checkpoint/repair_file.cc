@@ -10,8 +10,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kBlock = 8u << 20;  // bytes read at a time
-constexpr size_t kMaxFiles = 128;      // open at the same time
+constexpr uint64_t kMendedBlock = 8u << 20;  // bytes read at a time
+constexpr size_t kMaxFiles = 128;            // open at the same time
 
 }  // namespace
 
@@ -33,7 +33,7 @@ FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint
       parts_(parts_of_files(opened)),
       written_(written_sizes(opened)),
       from_index_(opened),
-      buffers_(BufferPool::create(4 * kBlock)) {
+      buffers_(BufferPool::create(4 * kMendedBlock)) {
   list_items(files);
   for (const ItemLocation& part : parts_) add(files, {&part}, 0, nullptr);  // there are no copies
   for (auto& [file, items] : items_) {
@@ -204,7 +204,7 @@ void FileMaker::each_block(const Stretch& stretch, const std::function<void(Byte
   Bytes block;
   for (uint64_t done = 0; done < stretch.size; done += block.size()) {
     static_cast<void>(deadline_.expired());
-    block.resize(std::min(kBlock, stretch.size - done));
+    block.resize(std::min(kMendedBlock, stretch.size - done));
     if (!zeros) {
       const uint64_t begin = stretch.offset + done;
       const ReadOp read{&open(stretch.file), begin, block.size(), block.data()};

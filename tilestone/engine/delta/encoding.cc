@@ -14,7 +14,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kBlock = 32 << 10;          // bytes of each side that are passed at once
+constexpr uint64_t kComparedBlock = 32 << 10;  // bytes of each side that are passed at once
 constexpr uint64_t kSampleElements = 1 << 15;  // by which the compression is judged
 constexpr double kWorthwhile = 0.8;            // of the bytes: more is stored as it is
 
@@ -69,12 +69,12 @@ struct Changes {
 // would be mispredicted.
 template <size_t kItem>
 Changes changes_of(ByteView base, ByteView now, uint64_t most, const PassedBlock& passed) {
-  constexpr uint64_t kGroup = 16;                // bytes that are compared at once
-  std::array<uint32_t, kBlock / kGroup> groups;  // those of a block that differ
+  constexpr uint64_t kGroup = 16;                        // bytes that are compared at once
+  std::array<uint32_t, kComparedBlock / kGroup> groups;  // those of a block that differ
   Changes found;
   size_t count = 0, room = 0;
-  for (uint64_t begin = 0; begin < now.size(); begin += kBlock) {
-    const uint64_t size = std::min(kBlock, now.size() - begin);
+  for (uint64_t begin = 0; begin < now.size(); begin += kComparedBlock) {
+    const uint64_t size = std::min(kComparedBlock, now.size() - begin);
     const std::byte* const a = base.data() + begin;
     const std::byte* const b = now.data() + begin;
     if (passed != nullptr) passed({a, size}, {b, size});

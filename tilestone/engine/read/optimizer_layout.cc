@@ -11,12 +11,12 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr const char* kHint =
+constexpr const char* kWritersHint =
     "tilestone.megatron.distributed_optimizer.write_layouts makes such files";
 
 [[noreturn]] void wrong(const std::string& problem) {
   throw Error(ErrorCode::kMismatch, "not a layout of a distributed optimizer: " + problem)
-      .with_hint(kHint);
+      .with_hint(kWritersHint);
 }
 
 const Value& field(const Value& dict, std::string_view name) {

@@ -14,7 +14,7 @@ constexpr size_t kMaxInError = 10;     // keys
 constexpr size_t kMaxWarnings = 50;    // of one save
 constexpr size_t kMaxNamedRanks = 16;  // of one key
 
-constexpr const char* kHint =
+constexpr const char* kNotSameHint =
     "give values that differ between ranks a different key on each rank, or wrap them in a "
     "ShardedObject with its own cell";
 constexpr const char* kContestedHint =
@@ -64,13 +64,13 @@ void tell_of_differing(const std::vector<DifferingContent>& differing,
         contested, kContestedHint);
   }
   if (common_differs == Checks::Differing::kError) {
-    refuse("values or objects are not the same on all ranks", differing, kHint);
+    refuse("values or objects are not the same on all ranks", differing, kNotSameHint);
   }
   for (size_t i = 0; i < std::min(differing.size(), kMaxWarnings); ++i) {
     log_once(LogLevel::kWarning,
              "values or objects are not the same on all ranks: " + described(differing[i]) +
                  ", and that of rank " + std::to_string(differing[i].saved) +
-                 " is saved (dialect " + std::string(dialect) + "); " + kHint);
+                 " is saved (dialect " + std::string(dialect) + "); " + kNotSameHint);
   }
   if (differing.size() > kMaxWarnings) {
     log_once(LogLevel::kWarning, std::to_string(differing.size() - kMaxWarnings) +

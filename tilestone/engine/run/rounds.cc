@@ -13,12 +13,12 @@ constexpr double kGatherShare = 0.9;  // likewise
 
 constexpr std::chrono::seconds kBrief{1};  // for sending the last outcome after an interrupt
 
-enum class Status : uint8_t { kOk = 0, kError = 1 };
+enum class RankStatus : uint8_t { kOk = 0, kError = 1 };
 
 Bytes encode(const std::optional<Error>& error, ByteView payload) {
   ByteWriter writer;
   writer.reserve(payload.size() + 1);
-  writer.u8(static_cast<uint8_t>(error ? Status::kError : Status::kOk));
+  writer.u8(static_cast<uint8_t>(error ? RankStatus::kError : RankStatus::kOk));
   if (error) {
     writer.raw(error->encode());
   } else {
@@ -34,8 +34,8 @@ Error empty_message(int rank) {
 // Returns the error that the message carries, or reduces the message to its payload.
 std::optional<Error> decode(Bytes& message, int rank) {
   if (message.empty()) return empty_message(rank);
-  const auto status = static_cast<Status>(message.front());
-  if (status == Status::kError) return Error::decode(ByteView(message).subspan(1));
+  const auto status = static_cast<RankStatus>(message.front());
+  if (status == RankStatus::kError) return Error::decode(ByteView(message).subspan(1));
   message.erase(message.begin());
   return std::nullopt;
 }
@@ -96,15 +96,15 @@ Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
     own = current_error().with_rank(comm_.rank());
     messages.assign(static_cast<size_t>(comm_.size()), own->encode());
   }
-  const Status status = own ? Status::kError : Status::kOk;
+  const RankStatus status = own ? RankStatus::kError : RankStatus::kOk;
   for (Bytes& message : messages) message.push_back(static_cast<std::byte>(status));
   messages = in_step([&] { return comm_.all_to_all(std::move(messages), deadline); });
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     Bytes& message = messages[rank];
     if (message.empty()) throw empty_message(static_cast<int>(rank));
-    const auto sent = static_cast<Status>(message.back());
+    const auto sent = static_cast<RankStatus>(message.back());
     message.pop_back();
-    if (sent == Status::kOk) continue;
+    if (sent == RankStatus::kOk) continue;
     // The exception of this rank's own caller takes precedence over the errors of other ranks.
     throw own && own->cause() ? *own : Error::decode(message);
   }

@@ -19,7 +19,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr int kMaxTries = 8;  // to find data file names that no other process of this rank takes
+constexpr int kMaxNameTries =
+    8;  // to find data file names that no other process of this rank takes
 constexpr std::chrono::duration<double> kFailureTime{10};  // for leaving a failure
 
 AttemptHead head_of(const SaveOptions& options) {
@@ -192,7 +193,7 @@ Receipt write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
       const int first = first_free_file(saving.attempt, saving.files.rank, count);
       return write_share(saving.planned, kept, saving.deadline, first);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxTries) throw;
+      if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxNameTries) throw;
     }
   }
 }

@@ -12,7 +12,7 @@ namespace tilestone::engine {
 namespace {
 
 // Bytes. While the save's thread copies one block, seal() waits.
-constexpr uint64_t kBlock = 4u << 20;
+constexpr uint64_t kSampledBlock = 4u << 20;
 constexpr double kShareOfSealing = 0.8;  // of the remaining time
 // Samples of a tensor with at most so many blocks. Reading one costs a cache miss.
 constexpr uint64_t kSamples = 32;
@@ -56,9 +56,10 @@ void LazyStaging::begin(StagedLater left, std::shared_ptr<StagingMemory> memory,
   copies_ = std::move(left.copies);
   for (size_t i = 0; i < copies_.size(); ++i) {
     const uint64_t bytes = copies_[i].from.bytes();
-    const uint64_t each = std::max<uint64_t>(1, kSamples / ((bytes + kBlock - 1) / kBlock));
-    for (uint64_t at = 0; at < bytes; at += kBlock) {
-      const uint64_t end = std::min(bytes, at + kBlock);
+    const uint64_t each =
+        std::max<uint64_t>(1, kSamples / ((bytes + kSampledBlock - 1) / kSampledBlock));
+    for (uint64_t at = 0; at < bytes; at += kSampledBlock) {
+      const uint64_t end = std::min(bytes, at + kSampledBlock);
       const uint64_t lines = std::max<uint64_t>(1, (end - at) / kSampleBytes);
       blocks_.push_back({i, at, end, std::min(each, lines)});
     }

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kPage = BufferPool::kAlignment;
 constexpr uint64_t kPlacedFrom = 64u << 10;  // bytes; the phase of smaller tensors does not matter
 constexpr uint64_t kSmallStep = 64;          // bytes
-constexpr uint64_t kBlock = 8u << 20;        // bytes that one thread copies or touches at a time
+constexpr uint64_t kStagedBlock = 8u << 20;  // bytes that one thread copies or touches at a time
 
 // The piece of each chunk of the local plan, by the chunk's number.
 template <typename AnyItems>
@@ -43,9 +43,9 @@ std::optional<uint64_t> phase_of(const TensorView& tensor) {
 }
 
 void touch(std::byte* memory, uint64_t bytes, ThreadPool& threads) {
-  threads.parallel_for((bytes + kBlock - 1) / kBlock, [&](size_t block) {
-    const uint64_t begin = block * kBlock;
-    const uint64_t end = std::min(bytes, begin + kBlock);
+  threads.parallel_for((bytes + kStagedBlock - 1) / kStagedBlock, [&](size_t block) {
+    const uint64_t begin = block * kStagedBlock;
+    const uint64_t end = std::min(bytes, begin + kStagedBlock);
     for (uint64_t at = begin; at < end; at += kPage) std::memset(memory + at, 0, 1);
   });
 }
@@ -188,8 +188,8 @@ void copy_all(Fetching& fetching, const std::vector<Copy>& copies, ThreadPool* t
 void add_blocks(std::vector<Copy>& copies, const TensorView& data, std::byte* to,
                 const std::string& key) {
   const uint64_t bytes = data.bytes();
-  for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
-    copies.push_back({&data, to + begin, begin, std::min(bytes, begin + kBlock), &key});
+  for (uint64_t begin = 0; begin < bytes; begin += kStagedBlock) {
+    copies.push_back({&data, to + begin, begin, std::min(bytes, begin + kStagedBlock), &key});
   }
 }
 
