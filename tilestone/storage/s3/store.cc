@@ -121,10 +121,7 @@ class S3Store : public Storage {
 
   bool remove_files(std::span<const std::string> names, const FileRemoval& how) override {
     if (how.if_tag) return remove_one(key(names.front()), how);
-    if (how.unfinished) {
-      for (const std::string& name : names) discard_uploads(key(name));
-      return true;
-    }
+    if (how.unfinished) return discard_uploads({names.begin(), names.end()});
     std::optional<NotDeleted> first;
     for (size_t at = 0; at < names.size(); at += kMaxKeysToRemove) {
       std::vector<std::string> keys;
@@ -197,10 +194,12 @@ class S3Store : public Storage {
     return {.files = {names.begin(), names.end()}};
   }
 
-  void discard_uploads(const std::string& key) {
-    for_each_upload(key, [&](const Upload& each) {
-      if (each.key == key) bucket_->client.abort(key, each.id, call_deadline(until_)).wait();
+  bool discard_uploads(const std::set<std::string>& names) {
+    for_each_upload(root_, [&](const Upload& each) {
+      if (names.contains(name_of(each.key)))
+        bucket_->client.abort(each.key, each.id, call_deadline(until_)).wait();
     });
+    return true;
   }
 
   std::string key(const std::string& name) const {

@@ -166,34 +166,6 @@ TEST(S3Store, ALockedObjectIsNoRemovedOne) {
   expect_error([&] { store->remove(names); }, ErrorCode::kIo, "WORM");
 }
 
-// As it is left by a process that has died.
-TEST(S3Store, AnUnfinishedUploadIsDiscardedAndTheOthersGoOn) {
-  const auto above = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
-  const auto store = above->child("c");
-  const Bytes bytes = pattern_bytes(9 << 20);
-  const auto begin = [&](const std::string& name) {
-    auto file = store->create(name);
-    file->append(bytes);
-    return file;
-  };
-  const auto dead = begin("dead"), alive = begin("alive");
-  std::vector<std::string> seen;
-  const auto discard = [&] {
-    seen.clear();
-    store->discard_unfinished("", [&](const std::string& name) {
-      seen.push_back(name);
-      return name == "dead";
-    });
-  };
-  discard();
-  EXPECT_THAT(seen, UnorderedElementsAre("alive", "dead"));
-  discard();
-  EXPECT_THAT(seen, ElementsAre("alive"));
-  alive->sync(in_time());
-  EXPECT_THROW(dead->sync(in_time()), Error);
-  EXPECT_THAT(above->list(), ElementsAre("c/alive"));
-}
-
 // Counts requests on their way to the server.
 class Counted {
  public:
@@ -216,6 +188,38 @@ class Counted {
   std::vector<std::string> requests_;
   FaultProxy proxy_;
 };
+
+// As it is left by a process that has died.
+TEST(S3Store, UnfinishedUploadsAreDiscardedAndTheOthersGoOn) {
+  Counted counted;
+  const auto above = counted.store(fresh_bucket(seaweed()));
+  const auto store = above->child("c");
+  const Bytes bytes = pattern_bytes(9 << 20);
+  const auto begin = [&](const std::string& name) {
+    auto file = store->create(name);
+    file->append(bytes);
+    return file;
+  };
+  const auto dead = begin("dead"), too = begin("dead too"), alive = begin("alive");
+  std::vector<std::string> seen;
+  const auto discard = [&] {
+    seen.clear();
+    counted.take();
+    store->discard_unfinished("", [&](const std::string& name) {
+      seen.push_back(name);
+      return name.starts_with("dead");
+    });
+    return std::ranges::count(counted.take(), "GET");
+  };
+  EXPECT_EQ(discard(), 2);
+  EXPECT_THAT(seen, UnorderedElementsAre("alive", "dead", "dead too"));
+  EXPECT_EQ(discard(), 1);
+  EXPECT_THAT(seen, ElementsAre("alive"));
+  alive->sync(in_time());
+  EXPECT_THROW(dead->sync(in_time()), Error);
+  EXPECT_THROW(too->sync(in_time()), Error);
+  EXPECT_THAT(above->list(), ElementsAre("c/alive"));
+}
 
 TEST(S3Store, RequestsOfWritesAndReads) {
   Counted counted;
