@@ -245,6 +245,36 @@ def test_an_exception_of_a_signal_handler_reaches_the_other_ranks_with_name_and_
             assert "torch.distributed" not in text and "callback" not in text, text
 
 
+def stopped_in_a_broadcast(rank: int, world: int, folder: str, stopped: int) -> str:
+    """A handler raises on rank `stopped` when it and the others have what is broadcast in a load."""
+    broadcast = TorchCommunicator.broadcast
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        broadcast(self, *args)
+        raise OwnError("from a handler")
+
+    patched = interrupted if rank == stopped else broadcast
+    with mock.patch.object(TorchCommunicator, "broadcast", patched):
+        try:
+            tilestone.load({"w": torch.ones(6)}, folder, timeout=PLENTY)
+            text = ""
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+    tilestone.load({"w": torch.ones(6)}, folder, timeout=PLENTY)
+    return text
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_an_exception_of_a_handler_is_raised_unchanged_if_the_others_go_on_to_the_exchange(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, stopped: int
+) -> None:
+    tilestone.save({"w": torch.ones(6)}, tmp_path)
+    texts = worlds[3].run(stopped_in_a_broadcast, str(tmp_path), stopped)
+    for rank, text in enumerate(texts):
+        assert (text == "OwnError: from a handler") == (rank == stopped), text
+        assert f"OwnError: from a handler (rank {stopped})" in text or rank == stopped, text
+
+
 def interrupted_before_the_others_come(
     rank: int, world: int, folder: str, stopped: int, again: bool
 ) -> tuple[str, float]:

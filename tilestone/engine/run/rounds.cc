@@ -98,7 +98,12 @@ Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
   }
   const RankStatus status = own ? RankStatus::kError : RankStatus::kOk;
   for (Bytes& message : messages) message.push_back(static_cast<std::byte>(status));
-  messages = in_step([&] { return comm_.all_to_all(std::move(messages), deadline); });
+  try {
+    messages = in_step([&] { return comm_.all_to_all(std::move(messages), deadline); });
+  } catch (const Error&) {
+    if (own && own->cause()) throw *own;  // it may have ended the call
+    throw;
+  }
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     Bytes& message = messages[rank];
     if (message.empty()) throw empty_message(static_cast<int>(rank));
