@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 import tilestone
-from tilestone._calls.steps import begin_save
 
 MIB = 1 << 20
 HEAD = (
@@ -128,11 +127,7 @@ class CountedByLane:
 
 
 def stage(state: dict[str, Any], path: pathlib.Path) -> None:
-    begun = begin_save(state, path)
-    begun.stage()
-    begun.write()
-    begun.report()
-    begun.publish()
+    tilestone.async_save(state, path).result()
 
 
 def main() -> None:

@@ -139,10 +139,10 @@ std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   return std::make_shared<engine::LazyStaging>(engine::WatchTensors{watch, delay}, look);
 }
 
-// Starts a save in a session. `watched`: of lazy staging, or None.
+// Starts a save in a session. `watched`: of lazy staging, or None. `hold`: null if it isn't held.
 AsyncSave* async_save(nb::handle session, const MakesSave& prepare, const nb::bytes& path,
                       double seconds, const AsyncOptions& async, const nb::object& watched,
-                      const engine::SaveRequest* bare) {
+                      const engine::SaveRequest* bare, const std::shared_ptr<engine::Hold>& hold) {
   const Entered entered;
   const auto lazy = lazy_with(watched);
   const SaveStart start = start_of(prepare, path, session, seconds, bare);
@@ -151,7 +151,7 @@ AsyncSave* async_save(nb::handle session, const MakesSave& prepare, const nb::by
     without_gil([&](const Stop& stop) {
       save = engine::OfSession::async_save(*start.session, start.location, start.options, async,
                                            start.deadline.with_interrupt(stop), view_of(start.made),
-                                           lazy);
+                                           lazy, hold);
       saves().add(*save);
     });
   } catch (const Raised& raised) {  // a signal, perhaps after the save had been started
@@ -225,8 +225,12 @@ void bind_async(nb::module_& m) {
           },
           "Raises InvalidArgumentError in a callback of the save, which must not wait for it.")
       .def("abandon", &AsyncSave::abandon);
+  nb::class_<engine::Hold>(m, "Hold", "Keeps a save from reporting and publishing what it wrote.")
+      .def(nb::init<>())
+      .def_prop_ro("written", [](const engine::Hold& hold) { return Pending(hold.written); })
+      .def("release", [](const engine::Hold& hold) { hold.released->end(nullptr); });
   m.def("async_save", &async_save, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
-        "watched"_a.none(), "bare"_a.none());
+        "watched"_a.none(), "bare"_a.none(), "hold"_a.none());
   m.def("end_async_saves", &end_saves, "seconds"_a);
 }
 

@@ -39,7 +39,6 @@ void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);
 void bind_unpublished(nb::module_& m);
 void bind_session(nb::module_& m);
-void bind_steps(nb::module_& m);
 void bind_foreign_save(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_delta(nb::module_& m);

@@ -21,7 +21,6 @@ NB_MODULE(_core, m) {
   bind_places(m);
   bind_stores(m);
   bind_engine(m);
-  bind_steps(m);
   bind_foreign_save(m);
   bind_async(m);
   bind_checkpoint(m);

@@ -1,4 +1,4 @@
-// Only the package of the tests has ranks as threads (threads_testing.cc).
+// Only the package of the tests has ranks as threads and saves in steps (threads_testing.cc).
 #include "python/src/bindings.h"
 
 namespace tilestone::python {

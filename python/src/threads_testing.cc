@@ -8,7 +8,10 @@ namespace tilestone::python {
 
 using nb::literals::operator""_a;
 
+void bind_steps(nb::module_& m);  // in steps_testing.cc
+
 void bind_threads(nb::module_& m) {
+  bind_steps(m);
   m.def(
       "_run_ranks",
       [](int n, nb::callable body) {

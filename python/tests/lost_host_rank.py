@@ -13,9 +13,9 @@ from typing import Any
 
 import hosts
 import numpy
+from save_steps import begin_save
 
 import tilestone
-from tilestone._calls.steps import begin_save
 
 # Points at which ranks wait until the link is cut: the work, and its point.
 # meet, report, publish: the first host is inside this call and waits for the second host.

@@ -10,9 +10,9 @@ from typing import Any
 
 import ranks
 import torch
+from save_steps import BegunSave, begin_save
 
 import tilestone
-from tilestone._calls.steps import BegunSave, begin_save
 
 FAILING = 1
 WAYS = ("exchange", "session", "files", "files without waiting", "rank-local")

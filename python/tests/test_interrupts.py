@@ -20,7 +20,6 @@ import pytest
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._calls.steps import begin_save
 
 # Large enough that a save does not end before it is interrupted.
 LARGE = 1 << 30  # bytes
@@ -320,7 +319,7 @@ def test_an_end_of_the_program_while_a_state_is_made_ends_the_other_ranks_too(
     tilestone.save({"m": {"w": numpy.zeros(4)}}, good)
     calls: list[Callable[[Any, Any], object]] = [
         lambda state, comm: tilestone.save(state, tmp_path / "new", group=comm),
-        lambda state, comm: begin_save(state, tmp_path / "new", group=comm),
+        lambda state, comm: tilestone.async_save(state, tmp_path / "new", group=comm),
         lambda state, comm: tilestone.load(state, good, group=comm),
     ]
     for call in calls:

@@ -34,7 +34,7 @@ from test_megatron_stock import (
     _strategies,
 )
 from tilestone import megatron
-from tilestone._calls.steps import BegunSave
+from tilestone._calls import async_save
 from tilestone.megatron import training
 from tilestone.megatron._calls import background
 from tilestone.megatron.mapping import ShardedTensor
@@ -45,8 +45,8 @@ from training_runs import Optimizer, Scheduler, arguments, load_run, make_model,
 ELEMENTS = 1 << 16
 
 
-def _halves(rank: int, value: float) -> dict[str, Any]:
-    data = torch.full((ELEMENTS,), float(value))
+def _halves(rank: int, value: float, elements: int = ELEMENTS) -> dict[str, Any]:
+    data = torch.full((elements,), float(value))
     return {"w": ShardedTensor.from_rank_offsets("w", data, (0, rank, 2)), "step": value}
 
 
@@ -73,9 +73,7 @@ def _saves(rank: int, world: int, folder: str) -> None:
         assert _loaded(rank, ckpt) == value
         hashed = json.loads(pathlib.Path(ckpt, "integrity.json").read_text())["files"]
         assert len([name for name in hashed if name.endswith(".distcp")]) == 2
-        (free,) = background._of_groups.values()
-        assert len(free) == 1  # the next save uses its memory
-    assert next(iter(free.values())).session.stats.plans_from_cache == 1
+    assert async_save._sessions.of_group(dist.group.WORLD).stats.plans_from_cache == 1
     # Several saves in flight are finalized in their order.
     requests = [megatron.save(_halves(rank, v), f"{folder}/{v}", async_sharded_save=True)
                 for v in (4, 5)]  # fmt: skip
@@ -87,7 +85,6 @@ def _saves(rank: int, world: int, folder: str) -> None:
     request = megatron.save(_halves(rank, 6), ckpt, async_sharded_save=True)
     request.execute_sync()
     assert _loaded(rank, ckpt) == 6
-    assert len(free) == 1
 
 
 def test_the_state_may_change_and_the_group_may_be_used_until_a_save_is_finalized(
@@ -97,10 +94,10 @@ def test_the_state_may_change_and_the_group_may_be_used_until_a_save_is_finalize
 
 
 @contextlib.contextmanager
-def _full_disk() -> Iterator[None]:
-    """Files of this process can't grow. The store of the ranks is a file, too."""
+def _full_disk(only: bool) -> Iterator[None]:
+    """Files of this process can't grow beyond 8 MiB."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 23 if only else soft, hard))
     try:
         yield
     finally:
@@ -108,17 +105,14 @@ def _full_disk() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _slow_writing(only: bool, during: Any = contextlib.nullcontext) -> Iterator[threading.Event]:
-    """Writing begins when the event is set, inside of `during`."""
-    go, write = threading.Event(), BegunSave.write
+def _slow_writing(only: bool) -> Iterator[threading.Event]:
+    """Writing ends when the event is set."""
+    go, start = threading.Event(), async_save.start
 
-    def gated(self: BegunSave) -> None:
-        if only:
-            go.wait(60)
-        with during() if only else contextlib.nullcontext():
-            write(self)
+    def gated(*given: Any, **options: Any) -> Any:
+        return start(*given, **options, progress=lambda _: go.wait(60) and None)
 
-    with unittest.mock.patch.object(BegunSave, "write", gated):
+    with unittest.mock.patch.object(background, "start", gated if only else start):
         yield go
 
 
@@ -126,9 +120,9 @@ def _fails(rank: int, world: int, folder: str) -> None:
     ckpt, queue = f"{folder}/ckpt", AsyncCallsQueue()
     megatron.save(_halves(rank, 1), ckpt)
     # A full disk on rank 1.
-    with _slow_writing(rank == 1, _full_disk) as go:
-        request = megatron.save(_halves(rank, 2), ckpt, async_sharded_save=True)
-        go.set()
+    with _full_disk(rank == 1):
+        state = _halves(rank, 2, 1 << 22)
+        request = megatron.save(state, ckpt, async_sharded_save=True)
         request.async_fn()
     with pytest.raises(tilestone.StorageError) as raised:
         request.finalize_fns[0]()
@@ -156,9 +150,6 @@ def _fails(rank: int, world: int, folder: str) -> None:
     del request
     megatron.save(_halves(rank, 4), ckpt, async_sharded_save=True)
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "tilestone-save":
-            thread.join(60)
     queue.schedule_async_request(megatron.save(_halves(rank, 5), f"{ckpt}5", async_sharded_save=True))
     queue.close(abort=True)
     dist.barrier()

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 import tilestone
-from tilestone._calls.steps import begin_save
 import tilestone.megatron
 
 WHOLE = torch.arange(24.0).reshape(8, 3)
@@ -288,12 +287,8 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
     by_files = tilestone.ByFiles(rank, 2, "parts of a test")
     tilestone.save(state(), f"{root}/files", timeout=60, by_files=by_files)
     check("files", f"{root}/files")
-    with begin_save(state(), f"{root}/steps", timeout=60) as begun:
-        begun.stage()
-        begun.write()
-        begun.report()
-        begun.publish()
-    check("steps", f"{root}/steps")
+    tilestone.async_save(state(), f"{root}/background", timeout=60).result()
+    check("in the background", f"{root}/background")
     with tilestone.Session() as session:
         for number in range(2):
             session.save(state(), f"{root}/session{number}", timeout=60)

@@ -12,7 +12,6 @@ import torch
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._calls.steps import begin_save
 
 TOKEN = "one run of a test"
 
@@ -182,12 +181,8 @@ def test_prepared_memory_is_enough_for_staging(
     with tilestone.Session(**arguments) as session:
         state = rows(0, 1)
         size = session.prepare(state)
-        with begin_save(state, tmp_path / "a", session=session) as saving:
-            assert state["w"].data.nbytes + state["all"].nbytes <= size
-            saving.stage()
-            saving.write()
-            saving.report()
-            saving.publish()
+        assert state["w"].data.nbytes + state["all"].nbytes <= size
+        session.async_save(state, tmp_path / "a").result()
         expect_rows(tmp_path / "a", 1, 0.0)
         # Preparing is not a save, and does not count as one by files.
         assert session.stats.saves == 1

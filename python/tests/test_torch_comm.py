@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 import ranks
 import torch.distributed as dist
+from save_steps import begin_save
 
 import tilestone
-from tilestone._calls.steps import begin_save
 from tilestone._torch.comm import TorchCommunicator
 
 PLENTY = 60.0  # seconds; timeout of calls that must succeed

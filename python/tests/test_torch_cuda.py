@@ -16,12 +16,11 @@ import numpy
 import pytest
 import simulated_cuda
 import torch
-from save_steps import finish_in_a_thread
+from save_steps import begin_save, finish_in_a_thread
 from simulated_cuda import Cuda, Lane, compute, put, simulated
 from children import in_child
 
 import tilestone
-from tilestone._calls.steps import begin_save
 from tilestone._torch import devices, transfer
 
 MIB = 1 << 20

@@ -210,24 +210,23 @@ SaveResult OfSession::save(Session& session, const Location& location, const Sav
   return save_in_a_row({location, all, deadline, session.kept_->parts}, request);
 }
 
-std::unique_ptr<SaveInSteps> OfSession::begin_save(Session& session, const Location& location,
-                                                   const SaveOptions& options, Deadline deadline,
-                                                   const MadeRequest& request) {
-  const SaveOptions all = session.completed(options, location);
-  session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
-  return begin_in_steps({location, all, deadline, session.kept_->parts}, request);
+std::shared_ptr<SessionParts> OfSession::parts(const Session& session) {
+  return session.kept_->parts;
 }
 
 AsyncSave OfSession::async_save(Session& session, const Location& location,
                                 const SaveOptions& options, const AsyncOptions& async,
                                 Deadline deadline, const MadeRequest& request,
-                                const std::shared_ptr<LazyStaging>& lazy) {
+                                const std::shared_ptr<LazyStaging>& lazy,
+                                const std::shared_ptr<Hold>& hold) {
   try {
     Session::Kept& kept = *session.kept_;
     const SaveOptions all = session.completed(options, location);
-    session.report_earlier(async.in_flight, all, deadline);
-    auto save = save_in_background({location, all, deadline, kept.parts, lazy}, async, request);
-    if (save->about().skipped) return AsyncSave(std::move(save));
+    hold == nullptr ? session.report_earlier(async.in_flight, all, deadline)
+                    : kept.parts->set_earlier(std::nullopt);
+    auto save =
+        save_in_background({location, all, deadline, kept.parts, lazy, hold}, async, request);
+    if (save->about().skipped || hold != nullptr) return AsyncSave(std::move(save));
     static_cast<void>(kept.parts->take_earlier_reported());
     kept.async.put(save);
     return AsyncSave(std::move(save));

@@ -10,6 +10,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save/async_save.h"
+#include "tilestone/engine/save/hold_internal.h"
 #include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/save.h"
@@ -17,7 +18,7 @@
 
 namespace tilestone::engine {
 
-class SaveInSteps;
+struct SessionParts;
 
 struct OfSession {
   // As the session's constructor. A rank whose arguments are invalid passes its error in `failed`,
@@ -35,14 +36,13 @@ struct OfSession {
   // is that of the request.
   static SaveResult save(Session& session, const Location& location, const SaveOptions& options,
                          Deadline deadline, const MadeRequest& request);
-  // A save in steps, which may outlive the session.
-  static std::unique_ptr<SaveInSteps> begin_save(Session& session, const Location& location,
-                                                 const SaveOptions& options, Deadline deadline,
-                                                 const MadeRequest& request);
+  // What the session's saves use. For tests, which take a save's steps.
+  static std::shared_ptr<SessionParts> parts(const Session& session);
   static AsyncSave async_save(Session& session, const Location& location,
                               const SaveOptions& options, const AsyncOptions& async,
                               Deadline deadline, const MadeRequest& request,
-                              const std::shared_ptr<LazyStaging>& lazy = nullptr);
+                              const std::shared_ptr<LazyStaging>& lazy = nullptr,
+                              const std::shared_ptr<Hold>& hold = nullptr);
   // difference_from_saved() with the checkpoint at `location`.
   static std::string difference(Session& session, const Location& location,
                                 const SaveOptions& options, Deadline deadline,

@@ -169,14 +169,20 @@ def _watched(given: dict[str, Any]) -> Any:
     return live.Watched()
 
 
-def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> AsyncSave:
-    """Starts a save in the background with the arguments of SaveCall, in a session."""
+def run_async_save(
+    state: Any, path: str | os.PathLike[str], hold: _core.Hold | None = None, **given: Any
+) -> AsyncSave:
+    """Starts a save in the background with the arguments of SaveCall, in a session.
+
+    With a `hold`, it is neither reported nor published before hold.release(), and the session's next
+    save does not wait for it.
+    """
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, kind=AsyncSaveOptions, **given)
         options = _engine_options(call.given)
         watched = _watched(call.given)
         core = _core.async_save(
-            call.comm, call.prepare, call.location, call.limit, options, watched, call.bare()
+            call.comm, call.prepare, call.location, call.limit, options, watched, call.bare(), hold
         )
         core.durable.on_done(until_the_end.pop_all().close)
         return AsyncSave(core)
@@ -253,6 +259,21 @@ def _exit() -> None:
     _sessions.close()
 
 
+def start(
+    state: Any, path: str | os.PathLike[str], *, group: Any = None, by_files: Any = None, **given: Any
+) -> AsyncSave:
+    """Starts a save in the session that is kept for these ranks. `given`: as for run_async_save."""
+    if by_files is None:
+        found = group_of(group)
+        core = _sessions.of_group(found)
+        return run_async_save(state, path, group=found, session=core, **given)
+    if group is not None:
+        raise InvalidArgumentError("group and by_files exclude each other")
+    files = files_of(by_files)
+    core = _sessions.of_files(files)
+    return run_async_save(state, path, session=core, by_files=files, **given)
+
+
 @keywords(AsyncSaveOptions)
 def async_save(
     state: Mapping[Any, Any],
@@ -302,12 +323,4 @@ def async_save(
         on_error="warn".
         AlreadyExistsError: with in_flight="fail", the previous save is still in flight.
     """
-    if by_files is None:
-        found = group_of(group)
-        core = _sessions.of_group(found)
-        return run_async_save(state, path, group=found, session=core, **options)
-    if group is not None:
-        raise InvalidArgumentError("group and by_files exclude each other")
-    files = files_of(by_files)
-    core = _sessions.of_files(files)
-    return run_async_save(state, path, session=core, by_files=files, **options)
+    return start(state, path, group=group, by_files=by_files, **options)

@@ -60,7 +60,6 @@ from tilestone._torch.group import (
     CallEndedError,
     RanksLostError,
     RanksMissingError,
-    Shared,
     shared_by,
 )
 from tilestone._torch.helper_thread import LAST_WORDS, Check, StuckError, Task, poll
@@ -119,15 +118,11 @@ class TorchCommunicator:
         group: dist.ProcessGroup | None = None,
         *,
         fragment_bytes: int = _FRAGMENT_BYTES,
-        channel: str = "",
     ) -> None:
         """Uses `group` (None: the default group). Not collective.
 
         Args:
             fragment_bytes: longer messages are split into fragments; the same on every rank.
-            channel: a name that all ranks know. The operations and calls of a channel are counted
-                by themselves, so other calls of the group may come between them. All ranks must
-                still make all their operations in the same order, whatever the channel.
 
         Raises:
             ValueError: this rank is outside the group.
@@ -143,8 +138,6 @@ class TorchCommunicator:
             raise TypeError("a group is a torch process group or a communicator")
         self._group = group
         self._shared = shared_by(group)
-        if channel:
-            self._shared = Shared(channel, self._shared)
         self._transfer = Transfer(group, self._shared, fragment_bytes)
         self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)

@@ -40,16 +40,14 @@ class CallEndedError(ConnectionError):
 
 
 class Shared:
-    """The state that all communicators over one process group share, or those of its channel.
+    """The state that all communicators over one process group share.
 
     Args:
-        name: of the group, or of the channel.
-        whole: for a channel: the state of the group, whose connection and thread it uses.
+        name: of the group.
     """
 
-    def __init__(self, name: str, whole: Shared | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._whole = whole
         self.process = os.getpid()
         self._store: Any = None
         self._helper: Helper | None = None
@@ -69,8 +67,6 @@ class Shared:
 
     @property
     def helper(self) -> Helper:
-        if self._whole is not None:
-            return self._whole.helper
         if self._helper is None or not self._helper.is_alive():
             self._helper = Helper()
             weakref.finalize(self, self._helper.stop, 0)
@@ -79,8 +75,6 @@ class Shared:
     @property
     def store(self) -> Any:
         """Only for the helper thread, because connecting can block."""
-        if self._store is None and self._whole is not None:
-            self._store = PrefixStore(f"channel/{self._name}", self._whole.store)
         if self._store is None:
             # A clone has its own connection, so waiting here blocks nothing else in the process.
             default: Any = _get_default_store()

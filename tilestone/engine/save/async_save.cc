@@ -61,10 +61,11 @@ std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& a
   auto background = std::make_shared<Background>(about_of(save->share(), call.location, async),
                                                  deadline, std::move(interrupt));
   const auto begun = std::make_shared<std::unique_ptr<SaveInSteps>>(std::move(save));
-  background->start({[begun] {
+  background->start({[begun, hold = call.hold, deadline = call.deadline] {
                        // Destroyed before the outcome is known: see Background::Work.
                        const std::unique_ptr<SaveInSteps> own = std::move(*begun);
                        own->write();
+                       if (hold != nullptr) hold->pass(deadline);
                        own->report();
                        return own->publish();
                      },
@@ -97,7 +98,8 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
     background->start({[save] { return save->save(); }, {}, call.lazy});
     return background;
   }
-  const auto save = std::make_shared<InBackground>(std::move(staged), call.session, call.deadline);
+  const auto save =
+      std::make_shared<InBackground>(std::move(staged), call.session, call.deadline, call.hold);
   try {
     background->start({[save] { return save->save(); }, [save] { save->tidy(); }, call.lazy});
   } catch (...) {
@@ -144,7 +146,7 @@ std::shared_ptr<Background> save_in_background(const SaveCall& given, const Asyn
   const auto interrupt = std::make_shared<Interrupt>();
   const DuringCall during(interrupt, given.deadline);
   const SaveCall call{given.location, given.options, given.deadline.with_interrupt(interrupt),
-                      given.session, given.lazy};
+                      given.session,  given.lazy,    given.hold};
   try {
     auto save = given.options.by_files ? by_files(call, async, given.deadline, request, interrupt)
                                        : by_rounds(call, async, given.deadline, request, interrupt);

@@ -128,12 +128,13 @@ Receipt write_staged(PlannedShare& planned, std::optional<Receipt>& before, Sess
 }
 
 InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> session,
-                           Deadline deadline)
+                           Deadline deadline, std::shared_ptr<Hold> hold)
     : planned_(std::move(staged.planned)),
       memory_(std::move(staged.memory)),
       before_(std::move(staged.written)),
       session_(std::move(session)),
       deadline_(std::move(deadline)),
+      hold_(std::move(hold)),
       is_coordinator_(planned_.transaction.has_value()),
       meeting_(std::move(staged.meeting).value()) {}
 
@@ -173,6 +174,7 @@ Error InBackground::named(Error error) const {
 Receipt InBackground::write() {
   Receipt receipt = write_staged(planned_, before_, session_.get(), deadline_);
   release();
+  if (hold_ != nullptr) hold_->pass(deadline_);
   return receipt;
 }
 

@@ -9,6 +9,7 @@
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/save/background_meeting_internal.h"
+#include "tilestone/engine/save/hold_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
@@ -42,8 +43,9 @@ Receipt write_staged(PlannedShare& planned, std::optional<Receipt>& before, Sess
 // One rank's save after the call. Its functions are called by the save's thread.
 class InBackground {
  public:
-  // `deadline`: with the interrupt that abandons the save.
-  InBackground(StagedShare staged, std::shared_ptr<SessionParts> session, Deadline deadline);
+  // `deadline`: with the interrupt that abandons the save. `hold`: null if the save is not held.
+  InBackground(StagedShare staged, std::shared_ptr<SessionParts> session, Deadline deadline,
+               std::shared_ptr<Hold> hold);
 
   // Writes, and publishes or waits until the coordinator has. Releases memory and lock at the end,
   // well or not.
@@ -67,6 +69,7 @@ class InBackground {
   std::optional<Receipt> before_;
   std::shared_ptr<SessionParts> session_;
   const Deadline deadline_;
+  const std::shared_ptr<Hold> hold_;
   const bool is_coordinator_;
   BackgroundMeeting meeting_;
   StepTimes::Clock::time_point reported_ = {};

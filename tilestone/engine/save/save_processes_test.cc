@@ -1,5 +1,4 @@
-// Saves by real processes: forked between two steps, stopped while they publish, killed and
-// restarted.
+// Saves by real processes: stopped while they publish, killed and restarted.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -60,51 +59,6 @@ void expect_whole(const Location& location, int64_t first, int ranks) {
   expect_rows(location, first, ranks);
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
   EXPECT_TRUE(find_unpublished(location).empty());
-}
-
-// ---- Fork between two steps
-
-// One child takes the step, and another one destroys the save.
-template <typename Step>
-void expect_nothing_from_children(Step& save, const std::function<void(Step&&)>& take) {
-  const auto is_refused = [&] {
-    try {
-      take(std::move(save));
-    } catch (const Error& error) {
-      return error.code() == ErrorCode::kUnsupported ? 0 : 1;
-    }
-    return 2;
-  };
-  EXPECT_EQ(ended(forked(is_refused)), 0);
-  const auto drop = [&] {
-    const Step dropped = std::move(save);
-    return 0;
-  };
-  EXPECT_EQ(ended(forked(drop)), 0);
-}
-
-TEST(SaveProcesses, AChildOfForkNeitherGoesOnWithASaveNorEndsIt) {
-  for (const bool files : {false, true}) {
-    const TempDirectory folder;
-    const Location location(folder.path());
-    SaveOptions options = by_files(0, 1, true);
-    if (!files) options.by_files.reset();
-    const StateDict state = row_state(solo(), 4);
-    SteppedSave planned = begin_save(state, location, options);
-    expect_nothing_from_children<SteppedSave>(
-        planned, [](SteppedSave&& save) { static_cast<void>(save.stage()); });
-    SteppedSave staged = planned.stage();
-    expect_nothing_from_children<SteppedSave>(
-        staged, [](SteppedSave&& save) { static_cast<void>(save.write()); });
-    SteppedSave written = staged.write();
-    expect_nothing_from_children<SteppedSave>(
-        written, [](SteppedSave&& save) { static_cast<void>(save.report()); });
-    SteppedSave reported = written.report();
-    expect_nothing_from_children<SteppedSave>(
-        reported, [](SteppedSave&& save) { static_cast<void>(save.publish()); });
-    EXPECT_TRUE(reported.publish().published);
-    expect_whole(location, 4, 1);
-  }
 }
 
 // ---- A publisher that is stopped

@@ -1,7 +1,5 @@
 #include "tilestone/engine/save/save.h"
 
-#include <unistd.h>
-
 #include <optional>
 #include <utility>
 
@@ -14,10 +12,7 @@ namespace tilestone {
 namespace engine {
 
 SaveInSteps::SaveInSteps(const SaveCall& call)
-    : process_(::getpid()),
-      deadline_(call.deadline),
-      session_(call.session),
-      saving_(begun(call)) {}
+    : deadline_(call.deadline), session_(call.session), saving_(begun(call)) {}
 
 std::unique_ptr<SaveInSteps::Saving> SaveInSteps::begun(const SaveCall& call) {
   if (call.options.by_files) {
@@ -29,18 +24,11 @@ std::unique_ptr<SaveInSteps::Saving> SaveInSteps::begun(const SaveCall& call) {
 }
 
 SaveInSteps::~SaveInSteps() {
-  if (is_in_child()) {
-    // Its locks, messages and threads belong to the parent, so the child must not end any of them.
-    static_cast<void>(saving_.release());
-    return;
-  }
   if (is_over_) return;
   give_up(
       Error(ErrorCode::kInterrupted, std::string("a rank gave up the save before it was ") + next_)
           .with_rank(share().rank));
 }
-
-bool SaveInSteps::is_in_child() const { return ::getpid() != process_; }
 
 PlannedShare& SaveInSteps::planned() const {
   return std::visit([](auto& saving) -> PlannedShare& { return saving.planned; }, *saving_);
@@ -52,12 +40,6 @@ void SaveInSteps::give_up(const Error& why) noexcept {
 
 // Runs a step. If the step throws, the save has ended.
 void SaveInSteps::run_step(const std::function<void()>& step) {
-  if (is_in_child()) {
-    throw Error(ErrorCode::kUnsupported,
-                "a child process can't continue a save that its parent has begun")
-        .with_rank(share().rank)
-        .with_hint("continue the save in the parent; begin a new save in the child");
-  }
   try {
     step();
   } catch (...) {
@@ -112,9 +94,6 @@ SaveResult SaveInSteps::publish() {
   return *std::move(result);
 }
 
-namespace {
-
-// A rank that has no request throws why, also if the ranks could not meet.
 std::unique_ptr<SaveInSteps> planned_save(const SaveCall& call, const MadeRequest& request) {
   std::unique_ptr<SaveInSteps> save;
   try {
@@ -125,16 +104,6 @@ std::unique_ptr<SaveInSteps> planned_save(const SaveCall& call, const MadeReques
   }
   save->plan(request);
   return save;
-}
-
-}  // namespace
-
-std::unique_ptr<SaveInSteps> begin_in_steps(const SaveCall& call, const MadeRequest& request) {
-  try {
-    return planned_save(call, request);
-  } catch (...) {
-    rethrow_cause();
-  }
 }
 
 SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request) {

@@ -11,6 +11,7 @@
 #include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/save/by_files_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
+#include "tilestone/engine/save/hold_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/save.h"
@@ -26,6 +27,7 @@ struct SaveCall {
   Deadline deadline;
   std::shared_ptr<SessionParts> session = nullptr;  // the session that makes the save
   std::shared_ptr<LazyStaging> lazy = nullptr;      // only of saves in the background
+  std::shared_ptr<Hold> hold = nullptr;             // the same
 };
 
 // One save in progress. A step that fails ends it, as a failed save() does. The destructor gives
@@ -36,8 +38,6 @@ struct SaveCall {
 //
 // Used by one thread at a time. With a communicator all ranks must begin, report and publish
 // together, and no other save or load of this process may use the group until the save has ended.
-// In a child process of fork() the save still belongs to the parent: each step throws
-// Error(kUnsupported), and the destructor changes nothing.
 class SaveInSteps {
  public:
   // Throws what the constructors of SavingByRounds and SavingByFiles throw.
@@ -70,10 +70,8 @@ class SaveInSteps {
   KeptResources* kept() const { return session_ ? &session_->resources : nullptr; }
   void run_step(const std::function<void()>& step);
   void give_up(const Error& why) noexcept;
-  bool is_in_child() const;
 
   const StepTimes::Clock::time_point began_ = StepTimes::Clock::now();
-  const int process_;  // the process that has begun the save
   const Deadline deadline_;
   const std::shared_ptr<SessionParts> session_;
   std::unique_ptr<Saving> saving_;
@@ -83,8 +81,9 @@ class SaveInSteps {
   bool is_over_ = false;
 };
 
-// Takes the first step of a save. `call` and `request` may be destroyed when this returns.
-std::unique_ptr<SaveInSteps> begin_in_steps(const SaveCall& call, const MadeRequest& request);
+// Takes the first step of a save. A rank that has no request throws why, also if the ranks could
+// not meet. `call` and `request` may be destroyed when this returns.
+std::unique_ptr<SaveInSteps> planned_save(const SaveCall& call, const MadeRequest& request);
 // Takes all steps, without staging.
 SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request);
 

@@ -1,4 +1,4 @@
-// Saves in steps for tests: what the Python binding of Megatron-Core's asynchronous requests does.
+// Saves in steps, for tests.
 #pragma once
 
 #include <memory>
@@ -46,18 +46,26 @@ class SteppedSave {
   std::unique_ptr<engine::SaveInSteps> save_;
 };
 
+inline SteppedSave begin_save(const engine::SaveCall& call, const engine::MadeRequest& request) {
+  try {
+    return SteppedSave(engine::planned_save(call, request));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
 inline SteppedSave begin_save(const StateDict& state, const Location& location,
                               const SaveOptions& options = {}) {
-  return SteppedSave(engine::begin_in_steps({location, options, engine::deadline_of(options)},
-                                            engine::RequestView{&state, &location, &options}));
+  return begin_save({location, options, engine::deadline_of(options)},
+                    engine::RequestView{&state, &location, &options});
 }
 
 // By the session.
 inline SteppedSave begin_save(Session& session, const StateDict& state, const Location& location,
                               const SaveOptions& options = {}) {
   const SaveOptions all = engine::OfSession::completed(session, options, location);
-  return SteppedSave(engine::OfSession::begin_save(session, location, all, engine::deadline_of(all),
-                                                   engine::RequestView{&state, &location, &all}));
+  return begin_save({location, all, engine::deadline_of(all), engine::OfSession::parts(session)},
+                    engine::RequestView{&state, &location, &all});
 }
 
 }  // namespace tilestone

@@ -1,6 +1,4 @@
-// Saves in separate steps.
-#include <unistd.h>
-
+// Saves in separate steps, for the tests of the Python package.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -65,16 +63,11 @@ class StepwiseSave {
     return *std::move(result);
   }
 
-  // Does nothing if the save has ended, if a thread is in a step, or in a forked child, because the
-  // parent continues the save.
+  // Does nothing if the save has ended, or if a thread is in a step.
   void give_up() {
     if (in_step_) return;
     std::unique_ptr<engine::SaveInSteps> left = std::move(save_);
     if (left == nullptr) return;
-    if (::getpid() != process_) {
-      static_cast<void>(left.release());
-      return;
-    }
     without_gil([&] { left.reset(); });
   }
 
@@ -111,7 +104,6 @@ class StepwiseSave {
     in_step_ = false;
   }
 
-  const pid_t process_ = ::getpid();
   const int rank_, ranks_;
   const Location location_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
@@ -127,12 +119,13 @@ StepwiseSave* begin_save(const MakesSave& prepare, const nb::bytes& path, nb::ha
   auto save = std::make_unique<StepwiseSave>(start.rank, start.ranks, start.location);
   const Deadline end = save->heeding_interrupts(start.deadline);
   save->begin([&] {
-    const engine::MadeRequest request = view_of(start.made);
-    if (start.session == nullptr) {
-      return engine::begin_in_steps({start.location, start.options, end}, request);
+    SaveOptions options = start.options;
+    std::shared_ptr<engine::SessionParts> parts;
+    if (start.session != nullptr) {
+      options = engine::OfSession::completed(*start.session, options, start.location);
+      parts = engine::OfSession::parts(*start.session);
     }
-    return engine::OfSession::begin_save(*start.session, start.location, start.options, end,
-                                         request);
+    return engine::planned_save({start.location, options, end, parts}, view_of(start.made));
   });
   return save.release();
 }
@@ -140,7 +133,7 @@ StepwiseSave* begin_save(const MakesSave& prepare, const nb::bytes& path, nb::ha
 }  // namespace
 
 void bind_steps(nb::module_& m) {
-  nb::class_<StepwiseSave>(m, "StepwiseSave", "A save between its steps.")
+  nb::class_<StepwiseSave>(m, "_StepwiseSave", "A save between its steps.")
       .def_prop_ro("save_id", &StepwiseSave::save_id)
       .def_prop_ro("is_over", &StepwiseSave::is_over)
       .def("stage", &StepwiseSave::stage)
@@ -148,7 +141,7 @@ void bind_steps(nb::module_& m) {
       .def("report", &StepwiseSave::report)
       .def("publish", &StepwiseSave::publish)
       .def("give_up", &StepwiseSave::give_up);
-  m.def("begin_save", &begin_save, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
+  m.def("_begin_save", &begin_save, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         "bare"_a.none());
 }
 
