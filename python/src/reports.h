@@ -20,11 +20,11 @@ struct ReportFields<SaveResult> {
   template <typename Visit>
   static void each(const Visit& visit) {
     visit("save_id", &SaveResult::save_id, "");
-    visit("bytes_written", &SaveResult::bytes_written, "That this rank wrote.");
-    visit("items_written", &SaveResult::items_written, "That this rank wrote, without copies.");
-    visit("copies", &SaveResult::copies, "That this rank wrote of shards that others write.");
-    visit("copy_bytes", &SaveResult::copy_bytes, "Of these copies; included in bytes_written.");
-    visit("bytes_shared", &SaveResult::bytes_shared, "Of this rank's items in files of an earlier checkpoint (`reuse`); not in bytes_written.");
+    visit("bytes_written", &SaveResult::bytes_written, "The bytes that this rank has written.");
+    visit("items_written", &SaveResult::items_written, "The items that this rank has written, without copies.");
+    visit("copies", &SaveResult::copies, "The copies that this rank has written of other ranks' shards.");
+    visit("copy_bytes", &SaveResult::copy_bytes, "The bytes of these copies, which bytes_written includes.");
+    visit("bytes_shared", &SaveResult::bytes_shared, "The bytes of this rank's items in files of an earlier checkpoint (`reuse`), not written anew.");
     visit("common_differs", &SaveResult::common_differs, "Whether the ranks' common states were compared and differ (Checks.common_differs).");
     visit("published", &SaveResult::published, "Whether the checkpoint exists. False only by files without `wait`: others still write.");
     visit("timings", &SaveResult::timings, "Seconds of this rank's steps: \"preparing\" (in Python, the state), \"planning\", \"staging\" (if it was taken), \"writing\", \"reporting\" and \"publishing\". What came between them is in none of them.");
@@ -179,16 +179,16 @@ template <>
 struct ReportFields<DeltaReport> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("base", &DeltaReport::base, "Version ids, of keys, dtypes, shapes and CRC-32s.");
-    visit("result", &DeltaReport::result, "Version ids, of keys, dtypes, shapes and CRC-32s.");
-    visit("unchanged", &DeltaReport::unchanged, "Number of tensors.");
-    visit("changed", &DeltaReport::changed, "");
-    visit("added", &DeltaReport::added, "With those whose dtype or shape has changed.");
-    visit("removed", &DeltaReport::removed, "");
-    visit("left_out", &DeltaReport::left_out, "Objects of the new version: a delta has only tensors.");
-    visit("bytes", &DeltaReport::bytes, "Of the delta.");
-    visit("whole_bytes", &DeltaReport::whole_bytes, "Of the new version's tensors.");
-    visit("seconds", &DeltaReport::seconds, "");
+    visit("base", &DeltaReport::base, "The id of the version that it begins with. A whole version begins with that of no tensors.");
+    visit("result", &DeltaReport::result, "The id of the version that it leads to, made of all its tensors.");
+    visit("unchanged", &DeltaReport::unchanged, "How many tensors are as in the base.");
+    visit("changed", &DeltaReport::changed, "How many tensors have other elements.");
+    visit("added", &DeltaReport::added, "How many tensors are new, or have another dtype or shape.");
+    visit("removed", &DeltaReport::removed, "How many tensors of the base are gone.");
+    visit("left_out", &DeltaReport::left_out, "How many objects the new version has: a delta has only tensors.");
+    visit("bytes", &DeltaReport::bytes, "The size of the delta.");
+    visit("whole_bytes", &DeltaReport::whole_bytes, "The size of the new version's tensors.");
+    visit("seconds", &DeltaReport::seconds, "How long it took.");
   }
 };
 
@@ -197,7 +197,7 @@ struct ReportFields<StepInfo> {
   template <typename Visit>
   static void each(const Visit& visit) {
     visit("step", &StepInfo::step, "");
-    visit("name", &StepInfo::name, "Of the folder.");
+    visit("name", &StepInfo::name, "The name of its folder.");
     visit("state", &StepInfo::state, "\"durable\", \"unfinished\", \"damaged\" or \"foreign\".");
     visit("problem", &StepInfo::problem, "Why it is not durable, as a clause; \"\" if it is.");
     visit("is_saved_to", &StepInfo::is_saved_to, "A save, a repair or a removal is under way there.");
@@ -206,9 +206,9 @@ struct ReportFields<StepInfo> {
     visit("dialect", &StepInfo::dialect, "\"pytorch\".");
     visit("writer", &StepInfo::writer, "The program that saved it: \"Tilestone 0.1.0\".");
     visit("bytes", &StepInfo::bytes, "Of all its files.");
-    visit("time", &StepInfo::time, "When it was saved, in seconds since 1970.");
-    visit("metrics", &StepInfo::metrics, "That were given to CheckpointManager.save.");
-    visit("save_id", &StepInfo::save_id, "Of the checkpoint; \"\": not known.");
+    visit("time", &StepInfo::time, "When it was saved, in seconds since 1970; None: not known.");
+    visit("metrics", &StepInfo::metrics, "What was given to CheckpointManager.save.");
+    visit("save_id", &StepInfo::save_id, "The id of its save; \"\": not known.");
     visit("lineage", &StepInfo::lineage, "");
     visit("hint", &StepInfo::hint, "The file in the run's directory that says all this; \"\": there is none.");
   }

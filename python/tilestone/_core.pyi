@@ -1012,24 +1012,24 @@ class SaveResult:
 
     @property
     def bytes_written(self) -> int:
-        """That this rank wrote."""
+        """The bytes that this rank has written."""
 
     @property
     def items_written(self) -> int:
-        """That this rank wrote, without copies."""
+        """The items that this rank has written, without copies."""
 
     @property
     def copies(self) -> int:
-        """That this rank wrote of shards that others write."""
+        """The copies that this rank has written of other ranks' shards."""
 
     @property
     def copy_bytes(self) -> int:
-        """Of these copies; included in bytes_written."""
+        """The bytes of these copies, which bytes_written includes."""
 
     @property
     def bytes_shared(self) -> int:
         """
-        Of this rank's items in files of an earlier checkpoint (`reuse`); not in bytes_written.
+        The bytes of this rank's items in files of an earlier checkpoint (`reuse`), not written anew.
         """
 
     @property
@@ -1544,40 +1544,45 @@ class DeltaReport:
 
     @property
     def base(self) -> str:
-        """Version ids, of keys, dtypes, shapes and CRC-32s."""
+        """
+        The id of the version that it begins with. A whole version begins with that of no tensors.
+        """
 
     @property
     def result(self) -> str:
-        """Version ids, of keys, dtypes, shapes and CRC-32s."""
+        """The id of the version that it leads to, made of all its tensors."""
 
     @property
     def unchanged(self) -> int:
-        """Number of tensors."""
+        """How many tensors are as in the base."""
 
     @property
-    def changed(self) -> int: ...
+    def changed(self) -> int:
+        """How many tensors have other elements."""
 
     @property
     def added(self) -> int:
-        """With those whose dtype or shape has changed."""
+        """How many tensors are new, or have another dtype or shape."""
 
     @property
-    def removed(self) -> int: ...
+    def removed(self) -> int:
+        """How many tensors of the base are gone."""
 
     @property
     def left_out(self) -> int:
-        """Objects of the new version: a delta has only tensors."""
+        """How many objects the new version has: a delta has only tensors."""
 
     @property
     def bytes(self) -> int:
-        """Of the delta."""
+        """The size of the delta."""
 
     @property
     def whole_bytes(self) -> int:
-        """Of the new version's tensors."""
+        """The size of the new version's tensors."""
 
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """How long it took."""
 
     def __repr__(self) -> str: ...
 
@@ -1610,7 +1615,7 @@ class StepInfo:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """The name of its folder."""
 
     @property
     def state(self) -> str:
@@ -1646,15 +1651,15 @@ class StepInfo:
 
     @property
     def time(self) -> float | None:
-        """When it was saved, in seconds since 1970."""
+        """When it was saved, in seconds since 1970; None: not known."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """That were given to CheckpointManager.save."""
+        """What was given to CheckpointManager.save."""
 
     @property
     def save_id(self) -> str:
-        """Of the checkpoint; "": not known."""
+        """The id of its save; "": not known."""
 
     @property
     def hint(self) -> str:

@@ -19,15 +19,17 @@ struct DeltaOptions {
 };
 
 struct DeltaReport {
-  std::string base, result;  // version ids, of keys, dtypes, shapes and CRC-32s
-  uint64_t unchanged = 0;    // number of tensors
-  uint64_t changed = 0;
-  uint64_t added = 0;  // with those whose dtype or shape has changed
-  uint64_t removed = 0;
-  uint64_t left_out = 0;     // objects of the new version: a delta has only tensors
-  uint64_t bytes = 0;        // of the delta
-  uint64_t whole_bytes = 0;  // of the new version's tensors
-  double seconds = 0;
+  // The id of the version that it begins with. A whole version begins with that of no tensors.
+  std::string base;
+  std::string result;        // the id of the version that it leads to, made of all its tensors
+  uint64_t unchanged = 0;    // how many tensors are as in the base
+  uint64_t changed = 0;      // how many tensors have other elements
+  uint64_t added = 0;        // how many tensors are new, or have another dtype or shape
+  uint64_t removed = 0;      // how many tensors of the base are gone
+  uint64_t left_out = 0;     // how many objects the new version has: a delta has only tensors
+  uint64_t bytes = 0;        // the size of the delta
+  uint64_t whole_bytes = 0;  // the size of the new version's tensors
+  double seconds = 0;        // how long it took
 };
 
 // Writes the file `path`, NAME.safetensors, with what has changed in the tensors from `a` to `b`,

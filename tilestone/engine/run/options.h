@@ -380,11 +380,11 @@ struct Keep {
 
 struct SaveResult {
   std::string save_id;
-  uint64_t bytes_written = 0;  // that this rank wrote
-  uint64_t items_written = 0;  // that this rank wrote, without copies
-  uint64_t copies = 0;         // that this rank wrote of shards that others write
-  uint64_t copy_bytes = 0;     // of these copies; included in bytes_written
-  // Of this rank's items in files of an earlier checkpoint (`reuse`); not in bytes_written.
+  uint64_t bytes_written = 0;  // the bytes that this rank has written
+  uint64_t items_written = 0;  // the items that this rank has written, without copies
+  uint64_t copies = 0;         // the copies that this rank has written of other ranks' shards
+  uint64_t copy_bytes = 0;     // the bytes of these copies, which bytes_written includes
+  // The bytes of this rank's items in files of an earlier checkpoint (`reuse`), not written anew.
   uint64_t bytes_shared = 0;
   // Whether the ranks' common states were compared and differ (Checks::common_differs).
   bool common_differs = false;

@@ -70,7 +70,7 @@ std::string_view to_string(StepState state);  // "durable", "unfinished", "damag
 // What a step's folder holds. Contents of tensors are not read: Checkpoint::verify() does that.
 struct StepInfo {
   uint64_t step = 0;
-  std::string name;                          // of the folder
+  std::string name;                          // the name of its folder
   StepState state = StepState::kUnfinished;  // "durable", "unfinished", "damaged" or "foreign"
   std::string problem = {};                  // why it is not durable, as a clause; "" if it is
   bool is_saved_to = false;                  // a save, a repair or a removal is under way there
@@ -79,9 +79,10 @@ struct StepInfo {
   std::string dialect = {};  // "pytorch"
   std::string writer = {};   // the program that saved it: "Tilestone 0.1.0"
   uint64_t bytes = 0;        // of all its files
-  std::optional<double> time = std::nullopt;   // when it was saved, in seconds since 1970
-  std::map<std::string, double> metrics = {};  // that were given to CheckpointManager::save
-  std::string save_id = {};                    // of the checkpoint; "": not known
+  std::optional<double> time =
+      std::nullopt;  // when it was saved, in seconds since 1970; null: not known
+  std::map<std::string, double> metrics = {};  // what was given to CheckpointManager::save
+  std::string save_id = {};                    // the id of its save; "": not known
   Lineage lineage = {};
   std::string hint = {};  // the file in the run's directory that says all this; "": there is none
 };
