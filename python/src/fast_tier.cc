@@ -74,11 +74,13 @@ void bind_fast_tier(nb::module_& m) {
       .def("went_straight", &Tier::went_straight)
       .def(
           "undrained",
-          [](Tier& self, uint64_t step) {
-            return without_gil([&] { return self.undrained(step); });
+          [](Tier& self, uint64_t step, bool or_draining) {
+            return without_gil([&] { return self.undrained(step, or_draining); });
           },
-          "step"_a,
-          "The metrics of a step that this host keeps; None: it has none, or is copying the step.")
+          "step"_a, "or_draining"_a,
+          "The metrics of a step that this host keeps; None: it has none, or without or_draining "
+          "it "
+          "is copying the step.")
       .def("path_of", &path_on_host, "comm"_a.none(), "step"_a, "seconds"_a,
            nb::sig("def path_of(self, comm: object | None, step: int, seconds: float) -> str"))
       .def("restore", &restore, "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a,

@@ -1741,9 +1741,9 @@ class FastTier:
 
     def went_straight(self) -> None: ...
 
-    def undrained(self, step: int) -> dict[str, float] | None:
+    def undrained(self, step: int, or_draining: bool) -> dict[str, float] | None:
         """
-        The metrics of a step that this host keeps; None: it has none, or is copying the step.
+        The metrics of a step that this host keeps; None: it has none, or without or_draining it is copying the step.
         """
 
     def path_of(self, comm: object | None, step: int, seconds: float) -> str: ...

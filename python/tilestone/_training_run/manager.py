@@ -318,7 +318,7 @@ class CheckpointManager:
         def once_more() -> Mapping[str, float] | None:
             if self._tier is None or not (forced or numbers):
                 return None
-            return self._tier.core.undrained(step)
+            return self._tier.core.undrained(step, bool(numbers))
 
         self._run.save(
             self._comm, step, numbers, bool(options.get("overwrite")),

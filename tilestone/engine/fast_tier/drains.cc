@@ -70,12 +70,16 @@ struct Commit {
 };
 
 // Whether the step replaces what stands there: only what is older, because after a restart on other
-// hosts the run may have saved the step once more.
+// hosts the run may have saved the step once more. A step that continues one of its own number is a
+// second save of it, with further metrics.
 bool may_replace(const KeptStep& about, const RunDirectory& run) {
-  if (!about.replaces) return false;
+  const Lineage lineage = lineage_of(about.attributes);
+  const bool is_second = lineage.parent && lineage.parent->step == about.step;
+  if (!about.replaces && !is_second) return false;
   const StepInfo standing = run.look({.step = about.step, .name = run.names().name_of(about.step)});
-  return standing.state != StepState::kDurable ||
-         standing.lineage.ordinal < lineage_of(about.attributes).ordinal;
+  if (is_second && standing.save_id == lineage.parent->save_id) return true;
+  return about.replaces &&
+         (standing.state != StepState::kDurable || standing.lineage.ordinal < lineage.ordinal);
 }
 
 // Begins the transaction, and returns "/" and the staged directory; "": the step stands there.

@@ -152,11 +152,11 @@ std::string Tier::path_of(const Communicator& comm, uint64_t step, const Deadlin
   return std::string(as_text(agree(comm, "look for a step on the hosts", deadline, say, decide)));
 }
 
-std::optional<std::map<std::string, double>> Tier::undrained(uint64_t step) {
+std::optional<std::map<std::string, double>> Tier::undrained(uint64_t step, bool or_draining) {
   const std::vector<uint64_t> waiting = drains_.waiting();
-  const auto held = known(step);
-  if (!held || std::ranges::find(waiting, step) != waiting.end()) return std::nullopt;
-  return metrics_of(held->about.attributes);
+  const bool drains = std::ranges::find(waiting, step) != waiting.end();
+  const auto held = drains && !or_draining ? std::nullopt : known(step);
+  return held ? std::optional(metrics_of(held->about.attributes)) : std::nullopt;
 }
 
 // So that the run's steps on the hosts count after a restart even before one is drained. A run's

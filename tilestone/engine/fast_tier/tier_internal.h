@@ -61,8 +61,9 @@ class Tier : public std::enable_shared_from_this<Tier> {
   // index; "" on all ranks: that host has none.
   std::string path_of(const Communicator& comm, uint64_t step, const Deadline& deadline);
 
-  // The metrics of a step that this host keeps; nullopt: it has none, or the step is being drained.
-  std::optional<std::map<std::string, double>> undrained(uint64_t step);
+  // The metrics of a step that this host keeps; nullopt: it has none, or without `or_draining` the
+  // step is being drained.
+  std::optional<std::map<std::string, double>> undrained(uint64_t step, bool or_draining);
 
   // ---- Restoring
   // ManagedRun::restore() with the steps on the hosts. `load`: if the step is read from the hosts,
