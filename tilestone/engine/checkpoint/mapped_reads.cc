@@ -29,7 +29,7 @@ bool is_run(const StoredPayload& payload) {
 }  // namespace
 
 MappedReads::MappedReads(const ReadContext& context) {
-  if (context.storage.directories() == nullptr) {
+  if (!context.storage.facts().page_cache) {
     throw Error(ErrorCode::kUnsupported,
                 "mapped reads need files, and there are none at " + context.storage.describe())
         .with_hint("open it without `mapped`, or copy it to a directory first");
