@@ -67,7 +67,9 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   load.options.unmade = std::move(claims.unmade);
   load.options.kept_empty = std::move(claims.kept_empty);
   load.options.progress = to_progress(progress);
-  if (!optimizer.empty()) load.optimizer = {optimizer.at(0), optimizer.at(1), optimizer.at(2)};
+  if (!optimizer.empty()) {
+    load.optimizer = {optimizer.at(0), optimizer.at(1), optimizer.at(2), optimizer.at(3)};
+  }
   return load;
 }
 

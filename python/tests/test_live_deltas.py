@@ -156,12 +156,13 @@ def test_a_failure_leaves_no_version_and_the_base_can_be_used_again(tmp_path, ve
     with pytest.raises(tilestone.MismatchError) as failed:
         tilestone.save_delta(lacking, tmp_path / "v", base=first, anchor_every=10)
     assert failed.value.key == "scalar"
+    folder = tmp_path / "v" / "version-00000001"
+    assert not folder.exists()
     with pytest.raises(tilestone.InvalidArgumentError) as failed:
         tilestone.save_delta({**versions[1], "step": 3}, tmp_path / "v", base=first, anchor_every=10)
     assert failed.value.key == "step"
-    folder = tmp_path / "v" / "version-00000001"
-    assert not list(folder.glob("*.safetensors"))
-    folder.mkdir(exist_ok=True)
+    assert not folder.exists()
+    folder.mkdir()
     (folder / "delta-00001-of-00002-0badc0de.safetensors").write_bytes(b"of a killed rank")
     tilestone.save_delta(versions[1], tmp_path / "v", base=first, anchor_every=10)
     assert len(list(folder.glob("delta-*"))) == 1

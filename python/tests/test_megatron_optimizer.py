@@ -118,6 +118,10 @@ def test_buckets_without_their_layout_load_on_any_number_of_data_parallel_ranks_
     _check(Ranks(1, 2, 2), path, layouts=given)
     write_layouts(tmp_path / "layouts.json", given)
     _check(Ranks(1, 2, 2), path, layouts=tmp_path / "layouts.json")
+    (tmp_path / "layouts.json").write_text("{}")
+    with pytest.raises(tilestone.MismatchError, match="not a layout") as wrong:
+        _check(Ranks(1, 2, 2), path, layouts=tmp_path / "layouts.json")
+    assert wrong.value.file == str(tmp_path / "layouts.json")
     with pytest.raises(tilestone.CoverageError, match="does not hold box") as missing:
         _check(Ranks(1, 1, 1), path, layouts=given[1:])
     assert "layouts of all model-parallel ranks" in missing.value.hint

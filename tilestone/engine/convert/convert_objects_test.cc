@@ -19,15 +19,12 @@ namespace tilestone::convert_objects_test {
 constexpr int64_t kFirst = 100;
 
 ConvertResult to_zarr(const std::shared_ptr<Storage>& target, const std::string& dialect) {
-  static const std::shared_ptr<Storage> source = [] {
-    auto made = memory_storage({});
-    save(row_state(0, 1, kFirst), Location(made));
-    return made;
-  }();
+  static const TempDirectory source;  // stores in memory have one place
+  static const SaveResult saved = save(row_state(0, 1, kFirst), source.path());
   ConvertOptions options;
   options.format = "zarr";
   options.dialect = dialect;
-  return convert(Location(source), Location(target), options);
+  return convert(Location(source.path()), Location(target), options);
 }
 
 void expect_converted(const std::shared_ptr<Storage>& store) {

@@ -8,20 +8,12 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/error_context.h"
 #include "tilestone/geometry/coverage.h"
-#include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {
 namespace {
 
 constexpr std::string_view kMains = "optimizer.state.param.";
-
-std::vector<OptimizerLayout> layouts_in(const std::string& path) {
-  if (path.empty()) return {};
-  return with_file(path,
-                   [&] { return parse_optimizer_layouts(as_text(MappedFile(path).bytes())); });
-}
 
 void expect_disjoint(const OptimizerStates& states) {
   for (const StoredTensor& tensor : states.by_parameter().tensors) {
@@ -146,7 +138,8 @@ void make_fully_reshardable(ConvertSource& source, const std::string& layout_fil
                 "the optimizer's states are already stored by parameter, and load into any layout")
         .with_hint("leave out the options --optimizer and --layout");
   }
-  const OptimizerStates& states = source.stored->unpack_optimizer(layouts_in(layout_file));
+  const OptimizerStates& states =
+      source.stored->unpack_optimizer(optimizer_layouts_in(layout_file));
   expect_disjoint(states);
   check_values(*source.stored, states);
   replace_entries(source, states);

@@ -42,7 +42,10 @@ void expect_apart(const Location& source, const Location& target) {
     return path.ends_with('/') ? path : path + "/";
   };
   const std::string from = path_of(source), to = path_of(target);
-  if (from == to) return;  // what exists is refused later
+  if (from == to) {
+    throw Error(ErrorCode::kAlreadyExists, "the new checkpoint is the one that is converted")
+        .with_file(target.describe());
+  }
   const bool is_inside = to.starts_with(from);
   if (!is_inside && !from.starts_with(to)) return;
   throw Error(ErrorCode::kInvalidArgument,

@@ -23,6 +23,7 @@
 
 #include "tilestone/base/both_ways.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
@@ -92,9 +93,7 @@ class LiveDelta {
     try {
       answer = report(made);
     } catch (...) {
-      if (has_file_ && Rounds::reached_all(current_error())) {
-        remove([&] { return std::vector{file_}; });
-      }
+      if (has_file_ && Rounds::reached_all(current_error())) remove_own();
       throw;
     }
     if (writes_) publish();
@@ -248,22 +247,21 @@ class LiveDelta {
 
   // Files of saves of this version that have failed.
   void remove_leftovers() noexcept {
-    remove([&] {
+    or_log(LogLevel::kWarning, "save_delta: a file is left", [&] {
       std::vector<std::string> files = storage().list_files("delta-");
       std::erase_if(files, [&](const std::string& file) {
         return file.find("-" + share().save_id.substr(0, 8) + ".") != std::string::npos;
       });
-      return files;
+      storage().remove(files);
     });
   }
 
-  template <typename Files>
-  void remove(const Files& files) noexcept {
-    try {
-      storage().remove(files());
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("save_delta: a file is left: ") + error.what());
-    }
+  // And the folder, if no other rank has a file there.
+  void remove_own() noexcept {
+    or_log(LogLevel::kWarning, "save_delta: a file is left", [&] {
+      storage().remove(file_);
+      if (const auto folder = storage().parent()) folder->storage->tidy(folder->name);
+    });
   }
 
   DeltaReport finish(const Bytes& answer) {

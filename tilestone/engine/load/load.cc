@@ -355,7 +355,10 @@ class LoadByRounds::Loading {
     const OptimizerStates states(
         opened_.metadata,
         [this](const StoredObject& object) { return read_object(*context_, opened_, object); },
-        {layouts(asked.layouts), layouts(asked.own)}, &wanted);
+        {asked.layout_file.empty() ? layouts(asked.layouts)
+                                   : optimizer_layouts_in(asked.layout_file),
+         layouts(asked.own)},
+        &wanted);
     states_ = states.reads_of(wanted, options().cast);
     common = states.common(common, asked.place);
     return states_.items;

@@ -20,9 +20,9 @@ namespace tilestone::engine {
 // in the format fully_reshardable, with the param groups of this rank's optimizers.
 struct OptimizerRequest {
   std::string place;  // the optimizer's key in the common state
-  // JSON as of ConvertOptions::layout_file. `layouts`: of the job that saved; "": those in the
-  // checkpoint, or else `own`, those of this rank.
-  std::string layouts;
+  // JSON as in ConvertOptions::layout_file. `layouts`, or those in a file: of the job that saved.
+  // Both "": those in the checkpoint, or else `own`, those of this rank.
+  std::string layouts, layout_file;
   std::string own;
 };
 

@@ -6,7 +6,9 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/json_value_internal.h"
+#include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {
 namespace {
@@ -161,6 +163,12 @@ std::vector<OptimizerLayout> parse_optimizer_layouts(std::string_view json) {
     layouts.push_back(optimizer_layout_of(each));
   }
   return layouts;
+}
+
+std::vector<OptimizerLayout> optimizer_layouts_in(const std::string& path) {
+  if (path.empty()) return {};
+  return with_file(path,
+                   [&] { return parse_optimizer_layouts(as_text(MappedFile(path).bytes())); });
 }
 
 }  // namespace tilestone::engine

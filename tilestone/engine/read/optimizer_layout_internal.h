@@ -60,5 +60,7 @@ OptimizerLayout optimizer_layout_of(const Value& plain);
 // The layouts in JSON, as write_layouts() in Python writes them to a file. Also throws
 // Error(kCorrupt).
 std::vector<OptimizerLayout> parse_optimizer_layouts(std::string_view json);
+// Those in such a file; "": none. Errors name the file.
+std::vector<OptimizerLayout> optimizer_layouts_in(const std::string& path);
 
 }  // namespace tilestone::engine

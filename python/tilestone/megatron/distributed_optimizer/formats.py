@@ -15,7 +15,6 @@ dp_zero_gather_scatter
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Tuple, Union
 
@@ -313,12 +312,12 @@ def load_optimizer(
 
     def describe() -> None:
         check_chain(shards)
-        given = ""
+        given = file = ""
         if isinstance(layouts, (str, os.PathLike)):
-            given = pathlib.Path(layouts).read_text("utf-8")
+            file = os.fspath(layouts)
         elif layouts is not None:
             given = to_json(layouts)
-        asked.optimizer = (place, given, to_json(shard.layout for shard in shards))
+        asked.optimizer = (place, given, file, to_json(shard.layout for shard in shards))
         asked.given = {_STATES: [tensor for shard in shards for tensor in _states_of(shard)]}
 
     asked = engine_calls.Asked({}, describe)
