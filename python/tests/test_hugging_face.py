@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -426,6 +427,54 @@ def tiny_llama(tied: bool) -> Any:
         num_attention_heads=2, tie_word_embeddings=tied,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
+
+
+def test_steps_of_torchs_interface_that_a_program_calls_itself_do_what_torchs_do(
+    tmp_path: pathlib.Path,
+) -> None:
+    numbers, tensors = {"a": 1, "b": 2}, {"a": torch.rand(4), "b": torch.rand(2, 3)}
+    planner = dcp.DefaultSavePlanner()
+    planner.set_up_planner(tensors)
+    results = []
+    for kind, folder in ((stock, tmp_path / "torchs"), (dcp, tmp_path / "ours")):
+        folder.mkdir()
+        plan = dataclasses.replace(
+            planner.create_local_plan(), storage_data={"fqn_to_index_mapping": numbers}
+        )
+        writer = kind.HuggingFaceStorageWriter(str(folder), numbers)
+        results.append(writer.write_data(plan, planner).wait())
+        writer.finish(stock.Metadata({}), [results[-1]])
+    assert results[0] == results[1]
+    names = [sorted(os.listdir(tmp_path / folder)) for folder in ("torchs", "ours")]
+    assert names[0] == names[1] and names[0][-1] == "model.safetensors.index.json"
+    ours = str(tmp_path / "ours")
+    assert all(torch.equal(tilestone.load(ours)[key], tensor) for key, tensor in tensors.items())
+    both = [kind.HuggingFaceStorageReader(ours).read_metadata() for kind in (stock, dcp)]
+    assert both[0].storage_data == both[1].storage_data
+
+
+def slow_to_describe(rank: int, world: int, folder: str) -> None:
+    """Rank 0 removes the folder as soon as its load has returned; others then still load."""
+    state = sharded(world, 2)
+    planner = dcp.DefaultLoadPlanner()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank != 0:
+            load = dcp.state_dict_loader._fill
+            patch.setattr(
+                dcp.state_dict_loader, "_fill", lambda *a, **k: (load(*a, **k), time.sleep(0.5))
+            )
+        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(folder), planner=planner)
+    if rank == 0:
+        shutil.rmtree(folder)
+    assert torch.equal(state["m"]["rows"].full_tensor(), whole(3)["m"]["rows"])
+
+
+def test_a_folder_may_go_as_soon_as_one_ranks_load_has_returned(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "model"))
+    dcp.save(whole(3), storage_writer=writer, no_dist=True)
+    worlds[2].run(slow_to_describe, str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])

@@ -19,11 +19,12 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import hf_storage as _torchs
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._hf_utils import _gen_file_name
+from torch.distributed.checkpoint._hf_utils import _gen_file_name, _HFStorageInfo
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
@@ -219,6 +220,8 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         Raises:
             NotFoundError: this rank does not see what the coordinator has made.
         """
+        if not isinstance(plan.storage_data, _Order):
+            return super().write_data(plan, planner)  # not of this class's prepare_global_plan
         order = self._current(plan.storage_data)
         folder = NewFolder(_calls.place(self.path), order.attempt)
         if not os.path.isdir(folder.place):
@@ -268,7 +271,8 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Puts the new folder in its place."""
-        assert self._new is not None
+        if self._new is None:  # prepare_global_plan was not called
+            return super().finish(metadata, results)
         new, self._new = self._new, None
         if self._first is not None:
             self._first.finish(metadata, results)
@@ -382,13 +386,25 @@ class StoredModel(_calls.StoredMetadata):
 def metadata_of(path: str | os.PathLike[str]) -> Metadata:
     """torch's Metadata of a folder: each tensor is one chunk, however many pieces it has."""
     found: dict[str, Any] = {}
+    places: dict[MetadataIndex, _HFStorageInfo] = {}
     with open_checkpoint(_calls.place(path), framework="torch") as opened:
+        handle = opened._handle
         for key in opened.tensor_keys():
-            size = torch.Size(opened._handle.shape(key))
+            size, dtype = torch.Size(handle.shape(key)), native_type(handle.dtype(key))
             chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            properties = TensorProperties(dtype=native_type(opened._handle.dtype(key)))
-            found[key] = TensorStorageMetadata(properties, size, [chunk])
-    return Metadata(found, storage_data={}, storage_meta=StorageMeta(str(path)))
+            found[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, [chunk])
+            for box, name in zip(handle.boxes(key), handle.files_of(key), strict=True):
+                info = _HFStorageInfo(os.path.join(path, name), torch.Size(box.shape), dtype)
+                places[MetadataIndex(key, torch.Size(box.offset))] = info
+    return Metadata(found, storage_data=places, storage_meta=StorageMeta(str(path)))
+
+
+class StoredFolder(_calls.StoredMetadata):
+    """A folder's Metadata, which is read when it is first used."""
+
+    def load(self) -> Metadata:
+        """Reads it."""
+        return metadata_of(vars(self)["_path"])
 
 
 class HuggingFaceStorageReader(_torchs.HuggingFaceStorageReader):

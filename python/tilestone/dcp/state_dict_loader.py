@@ -32,7 +32,7 @@ from tilestone._objects import opaque
 from tilestone._options import valid
 from tilestone._options.values import Differences
 from tilestone.dcp import _calls
-from tilestone.dcp._hugging_face import HuggingFaceStorageReader
+from tilestone.dcp._hugging_face import HuggingFaceStorageReader, StoredFolder
 from tilestone.dcp._reader import FileSystemReader, is_plain
 
 __all__ = ["load", "load_state_dict"]
@@ -95,9 +95,7 @@ def _load(
         name = f"__{rank if rank in parts else parts[0]}{_calls.INDEX}"
     if isinstance(planner, DefaultLoadPlanner):
         is_folder = type(reader) is HuggingFaceStorageReader
-        planner.metadata = (
-            reader.read_metadata() if is_folder else _calls.StoredMetadata(path, name=name)
-        )
+        planner.metadata = StoredFolder(path) if is_folder else _calls.StoredMetadata(path, name=name)
 
 
 def _fill_alone(
