@@ -86,7 +86,7 @@ def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=1).close()
     except urllib.error.HTTPError as error:
-        return error.code < 500
+        return error.code < 500 and error.code not in (403, 404)  # no bucket yet
     except OSError:
         return False
     return True
@@ -118,7 +118,8 @@ class Server:
             "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
-        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        anonymous = {"name": "anonymous", "actions": ["List"]}  # who asks whether there is the bucket
+        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity, anonymous]}))
         self._ports = _free_ports(2 * len(_PARTS) + 1)
         self.url = f"http://127.0.0.1:{self._ports[0]}"
         self.tls_url = f"https://127.0.0.1:{self._ports[-1]}" if tls else None
@@ -127,7 +128,6 @@ class Server:
             _make_certificate(self._folder)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
-        self.files().mkdir(BUCKET)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -143,8 +143,8 @@ class Server:
         words = [
             os.path.join(sysconfig.get_path("scripts"), "weed"), "mini",
             f"-dir={self._folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            f"-s3.config={self._folder / 's3.json'}", "-admin.ui=false", "-webdav=false",
-            "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-s3.config={self._folder / 's3.json'}", f"-bucket={BUCKET}", "-admin.ui=false",
+            "-webdav=false", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
         ]  # fmt: skip
         ports = iter(self._ports)
         for part in _PARTS:
@@ -156,7 +156,7 @@ class Server:
             self._process = subprocess.Popen(
                 words, stdout=log, stderr=log, preexec_fn=_die_with_the_parent
             )
-        _wait_for(self._process, self.url, self._folder / "log")
+        _wait_for(self._process, f"{self.url}/{BUCKET}", self._folder / "log")
 
     def kill(self) -> None:
         """SIGKILL."""

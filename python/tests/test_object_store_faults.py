@@ -43,28 +43,63 @@ def unfinished(server: Server, bucket: str) -> list[str]:
 LARGE = 24 << 20  # bytes: several parts
 
 
+TIMEOUT = 5  # seconds that the other ranks wait for a killed one
+
+
+def die(_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def large_state(rank: int = 0, world: int = 1) -> dict[str, Any]:
+    rows = numpy.ones(LARGE // 8)
+    return {"w": tilestone.ShardedTensor.from_rank_offsets("w", rows, (0, rank, world)), "step": 1}
+
+
+def save_till_one_dies(
+    rank: int, world: int, environment: dict[str, str], path: str, way: str, killed: int
+) -> tuple[str, float]:
+    """The error of this rank's save, and its seconds."""
+    os.environ.update(environment)
+    tilestone._core._set_lease_period(0.2)  # type: ignore[attr-defined]
+    begin, progress = time.monotonic(), die if rank == killed else False
+    with pytest.raises(tilestone.CheckpointError) as raised:
+        saved = getattr(tilestone, way)(
+            large_state(rank, world), path, overwrite=True, timeout=TIMEOUT, progress=progress
+        )
+        saved.result()
+    return str(raised.value), time.monotonic() - begin
+
+
 @pytest.mark.usefixtures("short_leases")
-@pytest.mark.parametrize("next_call", ["save", "gc"])
-def test_a_process_that_is_killed_leaves_the_old_checkpoint_and_the_next_call_removes_its_files(
-    object_server: Server, bucket: str, next_call: str
+@pytest.mark.parametrize(
+    ("way", "killed", "next_call"),
+    [
+        ("one process", 0, "save"),
+        ("save", 0, "gc"), ("save", 1, "save"), ("async_save", 0, "save"), ("async_save", 1, "gc"),
+    ],
+)  # fmt: skip
+def test_who_is_killed_leaves_the_old_checkpoint_and_the_next_call_removes_the_files(
+    object_server: Server, bucket: str, way: str, killed: int, next_call: str
 ) -> None:
     path = f"{bucket}/k"
     tilestone.save(state_of(0, 1, 3), path)
-    large = {"w": numpy.ones(LARGE // 8), "step": 1}
-
-    def dies() -> None:
-        kill = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-        tilestone.save(large, path, overwrite=True, progress=kill)
-
-    assert in_child(dies) == -signal.SIGKILL
+    if way == "one process":
+        dies = lambda: tilestone.save(large_state(), path, overwrite=True, progress=die)  # noqa: E731
+        assert in_child(dies) == -signal.SIGKILL
+    else:
+        with contextlib.closing(ranks.World(2)) as world:
+            heard = world.collect(save_till_one_dies, object_server.environment, path, way, killed)
+        assert heard.pop(killed) == "lost"
+        text, seconds = heard[0]
+        assert f"rank {killed}" in text and seconds < TIMEOUT + 15, heard
     expect_state(tilestone.load(path), 3)
     if next_call == "save":
         tilestone.save(state_of(0, 1, 4), path, overwrite=True)
     else:
         wait_until(lambda: not is_under_way(path))
         left = {pathlib.PurePath(each.name).suffix: each.what for each in tilestone.gc(path)}
-        # As far as the killed one had come.
-        assert set(left) in ({".begun"}, {".begun", ".distcp"})
+        # As far as the killed one had come. The receipt is that of a save in the background.
+        assert ".begun" in left and set(left) <= {".begun", ".distcp", ".receipt-ended"}
         assert left.get(".distcp", "data file").startswith(("unfinished upload", "data file"))
         assert len(tilestone.gc(path, delete=True)) == len(left)
     expect_state(tilestone.load(path), 4 if next_call == "save" else 3)
