@@ -1,9 +1,11 @@
 """Deltas of weights with the shapes of Qwen3-0.6B (1.2 GB of bfloat16), beside whole saves and loads.
 
-    .venv/bin/python bench/delta.py [--layers 28] [--rounds 3] [--folder DIR]
+    .venv/bin/python bench/delta.py [--layers 28] [--rounds 3] [--rows 4] [--folder DIR]
 
 Prints a table: bytes of a delta as a share of the whole, and the seconds of making it (the base is in
-memory) and of applying it in place, as a share of those of a save and a load of everything.
+memory) and of applying it in place, as a share of those of a save and a load of everything. Then the
+seconds of making it if the base is on the disk, in the page cache, less those with the base in memory, and
+of loading that base into new arrays, and into arrays that are there.
 """
 
 from __future__ import annotations
@@ -61,13 +63,17 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(folder: Path, layers: int, rounds: int, share: float, bits: int) -> list[float]:
-    """The delta's share of the bytes, and seconds: whole save and load, making, applying."""
+    """The delta's share of the bytes, and seconds: whole save and load, making, applying; then
+    making with the base on the disk, and loading that base into new arrays and others."""
     state = weights(layers)
-    reader = {key: tensor.clone() for key, tensor in state.items()}
+    reader, spare = ({key: tensor.clone() for key, tensor in state.items()} for _ in range(2))
     last = tilestone.save_delta(state, folder / "versions", anchor_every=1 << 20)
-    times: list[list[float]] = [[], [], [], []]
+    times: list[list[float]] = [[] for _ in range(7)]
     report = last.report
     for i in range(rounds):
+        base = folder / f"base-{i}"
+        tilestone.save(state, base)
+        tilestone.load(spare, base)
         change(state, share, bits)
         times[0].append(seconds(lambda: tilestone.save(state, folder / "whole", overwrite=True)))
         times[1].append(seconds(lambda: tilestone.load(dict(state), folder / "whole")))
@@ -82,7 +88,18 @@ def measure(folder: Path, layers: int, rounds: int, share: float, bits: int) -> 
         last = made[0]
         report = last.report
         times[3].append(seconds(lambda: tilestone.apply_delta(reader, last.path)))
-        shutil.rmtree(folder / "whole")
+        new = {key: tensor.shape for key, tensor in state.items()}
+        times[5].append(
+            seconds(
+                lambda: tilestone.load(
+                    {key: torch.empty(shape, dtype=torch.bfloat16) for key, shape in new.items()}, base
+                )
+            )
+        )
+        times[6].append(seconds(lambda: tilestone.load(spare, base)))
+        times[4].append(seconds(lambda: tilestone.save_delta(state, folder / f"apart-{i}", base=base)))
+        for each in ("whole", base.name, f"apart-{i}"):
+            shutil.rmtree(folder / each)
         assert all(torch.equal(reader[key].view(torch.int16), state[key].view(torch.int16)) for key in state), i
     return [report.bytes / report.whole_bytes, *(statistics.median(each) for each in times)]
 
@@ -91,20 +108,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=4, help="only the first ones of the table")
     parser.add_argument("--folder", default=None)
     options = parser.parse_args()
-    print("| changed | bytes | save | load | make | apply | make and apply |")
-    print("|---|---|---|---|---|---|---|")
-    for share, bits in ((0.01, 1), (0.1, 1), (1.0, 4), (1.0, 15)):
+    print("| changed | bytes | save | load | make | apply | make and apply | base on disk | load into new | load |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for share, bits in ((0.01, 1), (0.1, 1), (1.0, 4), (1.0, 15))[: options.rows]:
         folder = Path(tempfile.mkdtemp(dir=options.folder))
         try:
-            size, save, load, make, apply = measure(folder, options.layers, options.rounds, share, bits)
+            size, save, load, make, apply, on_disk, new, warm = measure(folder, options.layers, options.rounds, share, bits)
         finally:
             shutil.rmtree(folder)
         name = f"{share:.0%}" + (f", {bits} bits" if share == 1 else "")
         print(
             f"| {name} | {size:.2%} | {save:.2f} | {load:.2f} | {make:.2f} | {apply:.2f} "
-            f"| {(make + apply) / (save + load):.2f} |",
+            f"| {(make + apply) / (save + load):.2f} | {on_disk - make:+.2f} | {new:.2f} | {warm:.2f} |",
             flush=True,
         )
 
