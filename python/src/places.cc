@@ -3,6 +3,7 @@
 
 #include "python/src/bindings.h"
 #include "tilestone/base/uuid.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
@@ -11,7 +12,6 @@
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/storage/directories.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/storage.h"
 
@@ -98,20 +98,7 @@ std::pair<std::string, std::string> other_than_model(const nb::bytes& path) {
 // whether an older one was there, which then has the name `made`.
 bool replace_directory(const nb::bytes& path, const std::string& made, const std::string& name) {
   const Location location = location_of(path, true);
-  return without_gil([&] {
-    Directories* const directories = location.storage().directories();
-    if (directories == nullptr) {
-      throw Error(ErrorCode::kUnsupported, "there are no directories at " + location.describe());
-    }
-    try {
-      directories->rename(made, name);
-      return false;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kAlreadyExists) throw;
-    }
-    directories->exchange(name, made);
-    return true;
-  });
+  return without_gil([&] { return engine::replace_directory(location.storage(), made, name); });
 }
 
 // certifi's certificates serve on a system that has none.

@@ -309,6 +309,7 @@ class PythonStore : public Storage {
 
   StorageFacts facts() const override {
     StorageFacts facts = {.description = url_};
+    facts.costs_requests = true;
     facts.read_costs = kStoreReadCosts;
     facts.put_if_tag = calls_->has_tags;
     if (calls_->has_tags) facts.lease_period = lease_period();

@@ -76,6 +76,7 @@ MemoryObjects::MemoryObjects(FileImage initial) : MemoryStorage({}) {
 
 StorageFacts MemoryObjects::facts() const {
   StorageFacts facts = {.description = "memory"};
+  facts.costs_requests = true;
   facts.put_if_tag = true;
   facts.lease_period = kLeasePeriod;
   return facts;

@@ -38,7 +38,11 @@ class MemoryStorage : public Storage {
 
   // As a disk's, whose cache is all of it.
   StorageFacts facts() const override {
-    return {.description = "memory", .directories = own_directories_.get(), .page_cache = true};
+    return {.description = "memory",
+            .directories = own_directories_.get(),
+            .has_folders = true,
+            .renames = true,
+            .page_cache = true};
   }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
                                        const Deadline& deadline) override;

@@ -18,6 +18,7 @@ class OneFile final : public ReadOnlyStorage {
     StorageFacts facts = directory_->facts();
     facts.description += "/" + name_;
     facts.directories = nullptr;  // they are not those of one file
+    facts.has_folders = facts.renames = false;
     return facts;
   }
   StorageEntry entry() const { return {directory_, name_}; }

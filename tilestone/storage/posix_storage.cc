@@ -72,6 +72,8 @@ class PosixStorage : public Storage {
     const uint64_t root = std::filesystem::absolute(context_->root()).native().size();
     return {.description = context_->root(),
             .directories = &directories_,
+            .has_folders = true,
+            .renames = true,
             .page_cache = true,
             .shared_cache = true,
             .max_name_bytes = root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0};

@@ -250,6 +250,35 @@ void Storage::rename(const std::string& from, const std::string& to, bool replac
   throw Error(ErrorCode::kUnsupported, "this storage renames nothing").with_file(from);
 }
 
+void Storage::make_root() {
+  if (Directories* const own = directories()) own->make("");
+}
+
+void Storage::copy_permissions(const std::string& name, const std::string& like) {
+  if (Directories* const own = directories()) own->copy_permissions(name, like);
+}
+
+bool Storage::put_message(const std::string& name, ByteView bytes, const std::string& scratch,
+                          std::unique_ptr<WritableFile> begun, Deadline deadline) {
+  if (!facts().renames) return put(name, bytes, Condition::absent(), scratch, deadline);
+  try {
+    if (begun == nullptr) begun = create(scratch, bytes.size());
+    if (!bytes.empty()) begun->append(bytes);
+    begun->close();
+  } catch (const Error&) {
+    discard_temporary(*this, scratch);
+    throw;
+  }
+  try {
+    rename(scratch, name, false);
+    return true;
+  } catch (const Error& error) {
+    discard_temporary(*this, scratch);
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    return false;
+  }
+}
+
 void Storage::make_file(const std::string& name, ByteView bytes, Deadline deadline) {
   const auto file = create(name, bytes.size(), deadline);
   file->append(bytes);
@@ -271,7 +300,7 @@ void Storage::prepare_put(const std::string& scratch, ByteView bytes, Deadline d
 bool Storage::put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                            const std::string& scratch, Deadline deadline) {
   check_file_name(name);
-  if (directories() == nullptr) return put(name, bytes, condition, scratch, deadline);
+  if (!facts().renames) return put(name, bytes, condition, scratch, deadline);
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
         .with_file(name);

@@ -44,8 +44,18 @@ struct ReadCosts {
 // What is known of a storage without a trial.
 struct StorageFacts {
   std::string description;  // the root as shown to a person: a path or a URL
-  // What only file systems can do; the storage owns it. Null: not here.
+  // What only file systems can do, and only the commit of files with fixed names needs
+  // (engine/commit/staging.cc). The storage owns it. Null: not here.
   Directories* directories = nullptr;
+  // Directories are there by themselves: one without files is listed, no file can have its name,
+  // and a whole one can take another's place. Elsewhere they are only the beginnings of names.
+  bool has_folders = false;
+  // A file can get another name. So a put() gives its scratch file the name: nothing else of that
+  // is left, and the put fails if somebody has removed it. Elsewhere a put does not touch it.
+  bool renames = false;
+  // Each call is a request to a server, and a listing is one that says all sizes. So many files are
+  // looked for by a listing, or asked for side by side.
+  bool costs_requests = false;
   ReadCosts read_costs = {};
   // Reads and writes can go through the page cache of this process's host. Used by load: without
   // it, ranks on one host exchange messages instead.
@@ -322,7 +332,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
   bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                     const std::string& scratch, Deadline deadline);
-  // As Directories::rename_file(). Error(kUnsupported) without directories.
+  // put() of a message of processes that are at work, if absent: it is whole, but need not outlive
+  // a crash of its host. `begun`: the scratch file, if the caller has made it before; else null.
+  bool put_message(const std::string& name, ByteView bytes, const std::string& scratch,
+                   std::unique_ptr<WritableFile> begun, Deadline deadline);
+  // Gives a file another name, as Directories::rename_file(). Error(kUnsupported) where
+  // StorageFacts::renames is false.
   void rename(const std::string& from, const std::string& to, bool replace);
   // As in Directories. Without directories: names are durable.
   void settle(const std::string& name);
@@ -343,6 +358,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Removes the directory `name`, and those in it, as far as no file is in them. Nothing elsewhere
   // than in a file system, where there are no directories. Failures are logged.
   void tidy(const std::string& name) noexcept;
+  // Makes the root, durably, also one that was there before and has gone. Nothing where there are
+  // no directories.
+  void make_root();
+  // As in Directories. Nothing where there are none.
+  void copy_permissions(const std::string& name, const std::string& like);
   // As in Directories. Without directories: nullopt, this storage, true.
   std::optional<StorageEntry> parent();
   std::shared_ptr<Storage> held();

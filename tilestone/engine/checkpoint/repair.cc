@@ -34,7 +34,6 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
-#include "tilestone/storage/directories.h"
 
 namespace tilestone {
 namespace engine {
@@ -176,9 +175,7 @@ class Repair {
       for (const Stretch& part : section.parts) size += part.size;
     }
     const auto file = storage_.create(temporary_, size);
-    Directories* const directories = storage_.directories();
-    const auto like = file_like(name);
-    if (like && directories != nullptr) directories->copy_permissions(temporary_, *like);
+    if (const auto like = file_like(name)) storage_.copy_permissions(temporary_, *like);
     for (const Section& section : sections) append(section, name, *file);
     file->sync(deadline_);
     file->close();
@@ -289,7 +286,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
   // Without damage nothing is written: no directory and no lock.
   if (report.now.ok() || found.description.manifest_file.empty()) return report;
 
-  if (storage->directories() == nullptr) {
+  if (!storage->facts().renames) {
     throw Error(ErrorCode::kUnsupported, "no checkpoint is repaired in " + storage->describe())
         .with_hint("copy it to a directory, repair it there, and copy it back");
   }

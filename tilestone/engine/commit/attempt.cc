@@ -70,7 +70,6 @@
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
-#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 
@@ -256,8 +255,7 @@ AttemptHead begin(const Attempt& attempt, Deadline deadline) {
     if (auto begun = read_head(storage, attempt.id())) return *std::move(begun);
     throw;
   }
-  // Also where it was there before, and has gone.
-  if (Directories* const directories = storage.directories()) directories->make("");
+  storage.make_root();
   DurableMessages messages(attempt.location, attempt.id());
   bool is_first = false;  // or may be
   const Bytes counts = decide(messages, kHeadMessage, attempt.head.encode(), deadline, &is_first);

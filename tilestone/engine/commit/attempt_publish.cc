@@ -214,7 +214,7 @@ bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
       .with_file(attempt_name(attempt.id()));
 }
 
-// After this process has made a file in an object store. Others may have published the save before,
+// After this process has made a file without a rename. Others may have published the save before,
 // and its checkpoint may have been replaced or removed since. If they did so after this file was
 // made, it stands. A file that does not name the save may be that of a later one, and stays.
 void expect_not_over(const Attempt& attempt, const std::string& name, ByteView bytes) {
@@ -238,9 +238,10 @@ bool publish_or_find(const Attempt& attempt, const std::string& name, ByteView b
   const size_t slash = name.rfind('/') + 1;  // 0 without one
   const std::string base = name.substr(std::min(name.find_first_not_of('.', slash), name.size()));
   const std::string scratch = attempt_temporary(attempt.id(), base);
+  const bool renames = storage.facts().renames;
   bool made = false;
   try {
-    if (storage.directories() != nullptr) {
+    if (renames) {  // who ends the attempt removes the scratch file
       storage.prepare_put(scratch, bytes, deadline);
       if (!has_begun(attempt)) fail_ended(attempt);
       made = storage.put_prepared(name, bytes, Condition::absent(), scratch, deadline);
@@ -252,7 +253,7 @@ bool publish_or_find(const Attempt& attempt, const std::string& name, ByteView b
     // A request whose answer was lost may have been done, or another process may have done it.
     if (!holds(attempt, name, bytes)) throw;
   }
-  if (made && storage.directories() == nullptr) expect_not_over(attempt, name, bytes);
+  if (made && !renames) expect_not_over(attempt, name, bytes);
   if (made) return true;
   remove_files(storage, std::vector{scratch});
   storage.settle(name.substr(0, std::max<size_t>(slash, 1) - 1));

@@ -94,7 +94,7 @@ void expect_free(Storage& location, const Standing& here, const SaveTerms& terms
 }
 
 void expect_no_directory_of_index(Storage& location, const Format& format) {
-  if (location.directories() == nullptr) return;
+  if (!location.facts().has_folders) return;
   const std::vector<std::string> directories = location.list_directories();
   if (!format.detect(directories)) return;
   throw Error(ErrorCode::kUnsupported, "a directory at " + location.describe() +

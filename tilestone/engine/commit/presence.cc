@@ -33,9 +33,9 @@ struct Expected {
 
 using Sizes = std::unordered_map<std::string, uint64_t>;
 
-// In an object store 1,000 names and their sizes are one request. nullopt: look at each file.
+// By one listing. nullopt: look at each file.
 std::optional<Sizes> listed_sizes(Storage& storage) {
-  if (storage.directories() != nullptr) return std::nullopt;
+  if (!storage.facts().costs_requests) return std::nullopt;
   const Listing all = storage.listing("", Depth::kTree);
   if (all.infos.size() != all.files.size()) return std::nullopt;
   Sizes sizes;
@@ -43,10 +43,10 @@ std::optional<Sizes> listed_sizes(Storage& storage) {
   return sizes;
 }
 
-// Opens the file instead of calling stat, so that a network file system asks its server. In an
-// object store that would read it.
+// Opens the file instead of calling stat, so that a network file system asks its server. Where each
+// call is a request, opening would read it.
 std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
-  if (storage.directories() == nullptr) {
+  if (storage.facts().costs_requests) {
     const auto info = storage.stat(name);
     return info ? std::optional(info->size) : std::nullopt;
   }

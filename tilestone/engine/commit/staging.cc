@@ -334,6 +334,21 @@ void expect_only_checkpoint(Storage& location, const Standing& here, const Diale
   }
 }
 
+bool replace_directory(Storage& parent, const std::string& made, const std::string& name) {
+  Directories* const directories = parent.directories();
+  if (directories == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "there are no directories at " + parent.describe());
+  }
+  try {
+    directories->rename(made, name);
+    return false;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+  }
+  directories->exchange(name, made);
+  return true;
+}
+
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name) {
   const StorageEntry entry = expect_parent(location);
   const auto info = entry.storage->stat(name);
@@ -438,6 +453,21 @@ void Staging::publish() {
       failure.with_hint("another save or program has made files there meanwhile");
     }
     throw failure;
+  }
+}
+
+// A file whose name is not durable might or might not outlive a power failure, and would stand in
+// the way.
+void Staging::publish_part(const std::string& made, bool is_folder) {
+  Storage& above = *entry_.storage;
+  const std::string from = name_ + "/" + made;
+  if (is_folder) return above.directories()->rename(from, entry_.name);
+  above.rename(from, entry_.name, false);
+  try {
+    above.settle("");
+  } catch (...) {
+    remove_files(above, std::vector{entry_.name});
+    throw;
   }
 }
 

@@ -237,7 +237,7 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
 }
 
 void Transaction::note_files(const std::set<std::string>& names, Deadline deadline) {
-  if (staging_ || location_->directories() != nullptr) return;
+  if (staging_) return;
   if (!claim_.is_held() && !claim_.is_lost()) {
     throw Error(ErrorCode::kUnsupported,
                 "files without a save id in their names can't be written to " +
@@ -429,7 +429,7 @@ void Transaction::clean_in_place() {
   gone.push_back(note_name(terms_.save_id));
   if (has_named_files_) gone.push_back(fixed_names_of(terms_.save_id));
   for (const IndexFile& file : files_that_follow()) gone.push_back(temporary_of(file));
-  if (location_->directories() == nullptr) gone.push_back(temporary_of(switch_file(new_.index)));
+  if (!location_->facts().renames) gone.push_back(temporary_of(switch_file(new_.index)));
   remove_leftover_files(*location_, gone);
   if (claim_.is_held()) remove_directories_of_replaced(*location_, old_);
 }

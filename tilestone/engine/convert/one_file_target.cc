@@ -6,8 +6,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/staging_internal.h"
-#include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 namespace {
@@ -25,21 +23,10 @@ void make_target(const Location& location, const WriteFile& write, bool is_folde
                                              " can be made at " + location.describe());
   }
   Staging staging(location.shared(), random_uuid());
-  bool moved = false;
   try {
     staging.begin();
-    const std::string made = write(staging.storage(), entry->name);
-    const std::string from = staging.name() + "/" + made;
-    if (is_folder) {
-      entry->storage->directories()->rename(from, entry->name);
-    } else {
-      entry->storage->rename(from, entry->name, false);
-      moved = true;
-      entry->storage->settle("");
-    }
+    staging.publish_part(write(staging.storage(), entry->name), is_folder);
   } catch (...) {
-    // Otherwise the file might or might not outlive a power failure, and would stand in the way.
-    if (moved) remove_files(*entry->storage, std::vector{entry->name});
     staging.abandon();
     throw;
   }

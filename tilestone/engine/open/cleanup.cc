@@ -216,8 +216,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     notes.begun.insert(own->save_id);
     // If only an outcome is left, the attempt has ended.
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
-    // Only conversions into a place without directories leave such names.
-    const bool has_files = name == fixed_names_of(own->save_id) && storage.directories() == nullptr;
+    const bool has_files = name == fixed_names_of(own->save_id);
     if (own->kind != kNoteKind && !has_files) continue;
     try {
       const uint64_t most = has_files ? kMaxNamesBytes : kMaxNoteBytes;

@@ -189,7 +189,7 @@ DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
   }
   read_manifest(storage, names, description);
   if (found.dialect->has_fixed_names() && !read_what_follows(storage, description) &&
-      storage.directories() == nullptr) {
+      !storage.facts().has_folders) {
     expect_same_index(storage, *found.format, description);
   }
   return description;
@@ -332,9 +332,8 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
       }
       // A save that replaces the checkpoint in place removes files, too. In an object store it
       // ends the reading of those that it replaces.
-      const bool is_held = found.storage != storage || storage->directories() == nullptr;
-      const bool lost = error.code() == ErrorCode::kNotFound && is_held &&
-                        error.reason() != Reason::kNoCheckpoint;
+      const bool lost =
+          error.code() == ErrorCode::kNotFound && error.reason() != Reason::kNoCheckpoint;
       const bool again = found.storage->stands() ? lost && i < kMaxLost : !last;
       if (!again) throw;
     }

@@ -77,8 +77,7 @@ MessageFiles::MessageFiles(std::shared_ptr<Storage> storage, std::string save_id
       temporary_(temporary_name(this->save_id(), "receipt-" + process)) {}
 
 MessageFiles::~MessageFiles() {
-  if (std::exchange(reserved_, nullptr) && storage().directories() != nullptr)
-    remove_files(storage(), std::vector{temporary_});
+  if (std::exchange(reserved_, nullptr)) remove_files(storage(), std::vector{temporary_});
 }
 
 std::string MessageFiles::file_of(const std::string& name) const {
@@ -91,32 +90,9 @@ std::string MessageFiles::file_of(const std::string& name) const {
 
 void MessageFiles::reserve() { reserved_ = storage().create(temporary_); }
 
-void MessageFiles::write(ByteView bytes) {
-  try {
-    auto file = std::exchange(reserved_, nullptr);
-    if (file == nullptr) file = storage().create(temporary_, bytes.size());
-    if (!bytes.empty()) file->append(bytes);
-    file->close();
-  } catch (...) {
-    remove_files(storage(), std::vector{temporary_});
-    throw;
-  }
-}
-
 bool MessageFiles::put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) {
-  if (storage().directories() == nullptr) {
-    reserved_ = nullptr;
-    return storage().put(file_of(name), bytes, Condition::absent(), temporary_, deadline);
-  }
-  write(bytes);
-  try {
-    storage().rename(temporary_, file_of(name), false);
-    return true;
-  } catch (const Error& error) {
-    remove_files(storage(), std::vector{temporary_});
-    if (error.code() != ErrorCode::kAlreadyExists) throw;
-    return false;
-  }
+  return storage().put_message(file_of(name), bytes, temporary_, std::exchange(reserved_, nullptr),
+                               deadline);
 }
 
 Bytes BackgroundMessage::encode() const {

@@ -32,9 +32,9 @@ class FileMessages : public MessageStore {
 
   std::optional<Bytes> get(const std::string& name) override;
   std::vector<bool> exist(std::span<const std::string> names) override;
-  // Of an object store: one listing, and requests side by side.
+  // Where each call is a request: one listing, and requests side by side.
   std::vector<std::optional<Bytes>> get_all(std::span<const std::string> names) override;
-  bool finds_many() const override { return storage_->directories() == nullptr; }
+  bool finds_many() const override { return storage_->facts().costs_requests; }
   void remove(std::span<const std::string> names) override;
   std::string file_of(const std::string& name) const override = 0;
   const std::string& save_id() const { return save_id_; }
@@ -56,8 +56,8 @@ class DurableMessages : public FileMessages {
 };
 inline constexpr const char *kHeadMessage = "head", *kOutcomeMessage = "outcome";
 
-// Of a save in the background. They appear by a rename, so they are whole, and need not be durable:
-// after a crash nobody continues the save.
+// Of a save in the background. They are whole, and need not be durable: after a crash nobody
+// continues the save.
 class MessageFiles : public FileMessages {
  public:
   // `process`: a name of this process in the save.
@@ -71,8 +71,6 @@ class MessageFiles : public FileMessages {
   std::string file_of(const std::string& name) const override;
 
  private:
-  void write(ByteView bytes);
-
   const std::string temporary_;
   std::unique_ptr<WritableFile> reserved_;  // temporary_; null: not there, or used
 };

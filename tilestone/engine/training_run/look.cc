@@ -59,9 +59,10 @@ std::optional<double> newest_time(const Seen& seen, const std::vector<std::strin
   return newest;
 }
 
-// Whether the files of a step have the size that its hint says. A store is not asked.
+// Whether the files of a step have the size that its hint says. Where each call is a request, that
+// is not asked.
 bool is_as_hinted(Storage& storage, const StepInfo& hinted) {
-  return storage.directories() == nullptr || has_files_of(storage, hinted);
+  return storage.facts().costs_requests || has_files_of(storage, hinted);
 }
 
 // Items whose file is missing or too short, and that have no copy elsewhere.

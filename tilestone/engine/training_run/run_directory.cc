@@ -90,11 +90,11 @@ std::optional<StepInfo> last_of(const std::vector<StepInfo>& listed, uint64_t st
 
 // Some stores go on listing a prefix whose objects are gone: that is no step.
 std::vector<StepInfo> looked_at(const RunDirectory& run, const std::vector<StepInfo>& listed) {
-  const bool has_directories = run.location().storage().directories() != nullptr;
+  const bool has_folders = run.location().storage().facts().has_folders;
   std::vector<StepInfo> steps;
   for (const StepInfo& each : listed) {
     engine::Look look = engine::look_or_believe(run, each);
-    if (has_directories || !look.is_empty) steps.push_back(std::move(look.info));
+    if (has_folders || !look.is_empty) steps.push_back(std::move(look.info));
   }
   return steps;
 }
@@ -230,7 +230,7 @@ RunDirectory::Contents RunDirectory::contents() const {
     const auto found = each.is_link ? hints.steps.end() : hints.steps.find(each.name);
     if (found == hints.steps.end()) continue;
     const std::string manifest = manifest_name(found->second.save_id);
-    if (run.directories() != nullptr && !at(each.name).storage().stat(manifest)) continue;
+    if (!run.facts().costs_requests && !at(each.name).storage().stat(manifest)) continue;
     found->second.step = each.step;
     each = std::move(hints.steps.extract(found).mapped());
   }

@@ -62,8 +62,8 @@ class StepRemoval {
 
   // `may_go`: asked under the lock, unless the removal has begun before.
   Removed run(const engine::MayGo& may_go) {
-    const bool has_directories = run_->directories() != nullptr;
-    if (has_directories && !is_directory(*run_, name_)) return not_a_directory();
+    const bool has_folders = run_->facts().has_folders;
+    if (has_folders && !is_directory(*run_, name_)) return not_a_directory();
     bool begun = false, was_marked = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
@@ -79,7 +79,7 @@ class StepRemoval {
         log_kept(name_, *run_, "it was saved anew meanwhile");
         return Removed::kNot;
       }
-      if (has_directories) remove_folder();
+      if (has_folders) remove_folder();
     } catch (const Error& error) {
       const bool is_gone = error.code() == ErrorCode::kNotFound;
       // What can't be removed is said once, not by each later pruning.
@@ -282,7 +282,7 @@ std::vector<StepInfo> RunDirectory::durable_steps(Contents& here, Known& known) 
     if (info.state != StepState::kDurable) continue;
     const bool is_believed = info.hint == listed.hint && !listed.hint.empty();
     info.hint = listed.hint;
-    if (is_known || !is_believed || location_.storage().directories() != nullptr) {
+    if (is_known || !is_believed || !location_.storage().facts().costs_requests) {
       still.emplace(info.name, info);
     }
     durable.push_back(std::move(info));

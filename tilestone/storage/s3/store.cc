@@ -48,6 +48,7 @@ class S3Store : public Storage {
     StorageFacts facts;
     facts.description = std::string(kScheme) + bucket_->name;
     if (!root_.empty()) facts.description += "/" + root_.substr(0, root_.size() - 1);
+    facts.costs_requests = true;
     facts.read_costs = kStoreReadCosts;
     facts.put_if_absent = bucket_->put_if_absent != Known::kNo;
     facts.put_if_tag = bucket_->put_if_tag != Known::kNo;
