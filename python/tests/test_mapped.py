@@ -69,6 +69,13 @@ def test_tensors_are_the_files_bytes(writer: str, one_file: bool, tmp_path: path
     assert checkpoint.verify().ok
 
 
+def test_a_checkpoint_that_is_one_file_is_mapped(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "one.safetensors"
+    save_file(state(), file)
+    loaded = tilestone.open(file, mapped=True, framework="torch").read("w")
+    assert torch.equal(loaded, state()["w"]) and maps_of(file.name) > 0
+
+
 @pytest.mark.parametrize("writer", ["tilestone", "safetensors"])
 def test_a_mapping_lasts_as_long_as_its_tensors(writer: str, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "ckpt"
