@@ -20,6 +20,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/zip_reader_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
@@ -167,6 +168,32 @@ TEST(MemoryMultiple, OfMetadata) {
 TEST(MemoryMultiple, OfZarrArrays) {
   Meter meter("zarr array", 64, [](ByteView bytes) { zarr::parse_array(bytes, "w/.zarray"); });
   meter.feed(files_of("zarr_array"));
+}
+
+TEST(MemoryMultiple, OfSafetensorsHeaders) {
+  Meter meter("safetensors header", 64, [](ByteView file) {
+    const ByteView first = file.first(std::min<size_t>(file.size(), safetensors::kLengthBytes));
+    const uint64_t length = safetensors::header_length(first, file.size(), "f");
+    safetensors::parse_header(file.subspan(safetensors::kLengthBytes, length), file.size(), "f");
+  });
+  meter.feed(files_of("safetensors"));
+  const std::string tensor = R"({"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  for (const std::string item : {"[", "[],", "{},", "0,", R"({"":)", R"({"":0},)"}) {
+    for (const std::string begin : {"", R"({"w":)", R"({"w":[)", R"({"__metadata__":{"a":)"}) {
+      const std::string text = begin + repeated(item, 100'000);
+      ByteWriter file;
+      file.u64(text.size());
+      file.raw(as_bytes(text));
+      meter.feed("flood of " + item + " after " + begin, file.bytes());
+    }
+  }
+  std::string many = R"({"w":)" + tensor;
+  for (int i = 0; many.size() < 100'000; ++i) many += ",\"" + std::to_string(i) + "\":" + tensor;
+  many += "}";
+  ByteWriter file;
+  file.u64(many.size());
+  file.raw(as_bytes(many));
+  meter.feed("many tensors", file.bytes());
 }
 
 TEST(MemoryMultiple, OfManifests) {
