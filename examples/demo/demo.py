@@ -1,6 +1,6 @@
-"""Five minutes that show what Tilestone does: trains a small GPT on 4 ranks, kills a rank in the middle
-of a save, resumes, loads on 3 ranks, exports to Hugging Face's format, flips a bit, and does the same with
-stock PyTorch.
+"""A minute that shows what Tilestone does: trains a small GPT on 4 ranks, kills a rank in the middle
+of a save, resumes, loads on 3 ranks, exports to Hugging Face's format, flips a bit, does the same with
+stock PyTorch, and goes on in an object store.
 
     demo.py FOLDER
 
@@ -28,6 +28,9 @@ from train import KILLED, Plan, run_rank
 import tilestone
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "python" / "tests"))
+from object_server import BUCKET, Server  # noqa: E402
+
 SAVED, KILL, LAST = 20, 40, 60
 
 all_equal = True
@@ -192,6 +195,19 @@ def flip_a_bit(folder: Path, report: dict[str, Any]) -> None:
         tell(f"tilestone.load: CorruptError: {error}")
 
 
+def go_on_in_a_store(folder: Path, report: dict[str, Any]) -> None:
+    place = f"s3://{BUCKET}/run"
+    announce(f"From step {SAVED} on with a CheckpointManager at {place} (SeaweedFS, started here)")
+    with Server() as server:
+        os.environ.update(server.environment)
+        saved = run(Plan((2, 2), folder / "run", KILL, resume=SAVED, managed=place), "in_store")
+        before = {step: loss for step, loss in report["losses"].items() if SAVED < step <= KILL}
+        tell_if(saved["losses"] == before, f"losses of steps {SAVED + 1} to {KILL} / before the kill")
+        command_line("ls", place)
+        again = run(Plan((3,), folder / "run", KILL, managed=place), "restored")
+        tell_if(same_tensors(again["managed"], saved["managed"]), "tensors restored on 3 ranks / saved")
+
+
 def next_steps(folder: Path) -> None:
     announce("What next")
     tell(f".venv/bin/tilestone inspect {os.path.relpath(folder)}/run/step-{SAVED}")
@@ -214,6 +230,7 @@ def main(folder: Path) -> int:
     show_the_formats(folder, report)
     export(folder, report)
     flip_a_bit(folder, report)
+    go_on_in_a_store(folder, report)
     next_steps(folder)
     return 0 if all_equal else 1
 

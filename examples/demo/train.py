@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Plan:
     resume: int | None = None  # the step to load
     save: int | None = None  # the step to save, in a stock checkpoint too
     kill: int | None = None  # from this step on, every tenth is saved, until a rank dies in the save
+    managed: str | None = None  # the place of another run, in which every tenth step is saved
 
     def checkpoint(self, step: int) -> str:
         return str(self.run / f"step-{step}")
@@ -96,6 +97,11 @@ class Job:
         if not same_mesh:
             del wanted["rng"]
         loaded = tilestone.load(wanted, path)
+        self.take(loaded)
+        if same_mesh:
+            torch.set_rng_state(loaded["rng"])
+
+    def take(self, loaded: Mapping[str, Any]) -> None:
         set_state_dict(
             self.model,
             self.optimizer,
@@ -103,8 +109,6 @@ class Job:
             optim_state_dict=loaded["optimizer"],
         )
         self.step = loaded["step"]
-        if same_mesh:
-            torch.set_rng_state(loaded["rng"])
 
 
 def whole(tree: Any, path: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
@@ -177,6 +181,19 @@ def killed_in_a_save(job: Job, plan: Plan, report: dict[str, Any]) -> bool:
         return True
 
 
+def train_with_manager(job: Job, plan: Plan, report: dict[str, Any]) -> None:
+    """Goes on from the step that was loaded, or restores the newest one, without random states."""
+    with tilestone.CheckpointManager(plan.managed, keep=tilestone.Keep(last=2)) as manager:
+        if plan.resume is None:
+            job.take(manager.restore({**job.tensors(), "step": 0})[0])
+        while job.step < plan.last:
+            loss = job.train_step()
+            report["losses"][job.step] = loss
+            if job.step % 10 == 0:
+                manager.save(job.step, {**job.tensors(), "step": job.step})
+    report["managed"] = whole(job.tensors())
+
+
 def train(job: Job, plan: Plan, report: dict[str, Any]) -> bool:
     """Trains until the last step. False if a save failed, because a rank was killed in it."""
     while job.step < plan.last:
@@ -202,6 +219,8 @@ def run_rank(plan: Plan, rank: int, world: int, store: Path, file: Path) -> None
     report: dict[str, Any] = {"losses": {}}
     if plan.resume is not None:
         load_both(job, plan, plan.resume, report)
+    if plan.managed is not None:
+        train_with_manager(job, plan, report)
     complete = train(job, plan, report)
     if rank == 0:
         torch.save(report, file)
