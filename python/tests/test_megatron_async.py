@@ -73,7 +73,7 @@ def _saves(rank: int, world: int, folder: str) -> None:
         assert _loaded(rank, ckpt) == value
         hashed = json.loads(pathlib.Path(ckpt, "integrity.json").read_text())["files"]
         assert len([name for name in hashed if name.endswith(".distcp")]) == 2
-    assert async_save._sessions.of_group(dist.group.WORLD).stats.plans_from_cache == 1
+    assert async_save._of_held.of_group(dist.group.WORLD).stats.plans_from_cache == 1
     # Several saves in flight are finalized in their order.
     requests = [megatron.save(_halves(rank, v), f"{folder}/{v}", async_sharded_save=True)
                 for v in (4, 5)]  # fmt: skip
@@ -119,14 +119,15 @@ def _slow_writing(only: bool) -> Iterator[threading.Event]:
 def _fails(rank: int, world: int, folder: str) -> None:
     ckpt, queue = f"{folder}/ckpt", AsyncCallsQueue()
     megatron.save(_halves(rank, 1), ckpt)
-    # A full disk on rank 1.
-    with _full_disk(rank == 1):
-        state = _halves(rank, 2, 1 << 22)
-        request = megatron.save(state, ckpt, async_sharded_save=True)
-        request.async_fn()
-    with pytest.raises(tilestone.StorageError) as raised:
-        request.finalize_fns[0]()
-    assert raised.value.rank == 1 and _loaded(rank, ckpt) == 1
+    for failing in (1, 0):  # whose disk is full
+        with _full_disk(rank == failing):
+            state = _halves(rank, 2, 1 << 22)
+            request = megatron.save(state, ckpt, async_sharded_save=True)
+            request.async_fn()
+        time.sleep(1.5 * (failing == 0))  # then its messages are gone
+        with pytest.raises(tilestone.StorageError) as raised:
+            request.finalize_fns[0]()
+        assert raised.value.rank == failing and _loaded(rank, ckpt) == 1
 
     # What waits on rank 1 is killed while the thread writes.
     with _slow_writing(rank == 1) as go:

@@ -249,7 +249,7 @@ class _Sessions:
         self._of_group = {}
 
 
-_sessions = _Sessions()
+_sessions, _of_held = _Sessions(), _Sessions()  # a held save is not the last one of other saves
 
 
 # Runs before the library's own end of its calls, which was registered earlier.
@@ -257,20 +257,22 @@ _sessions = _Sessions()
 def _exit() -> None:
     end_saves()
     _sessions.close()
+    _of_held.close()
 
 
 def start(
     state: Any, path: str | os.PathLike[str], *, group: Any = None, by_files: Any = None, **given: Any
 ) -> AsyncSave:
     """Starts a save in the session that is kept for these ranks. `given`: as for run_async_save."""
+    sessions = _sessions if given.get("hold") is None else _of_held
     if by_files is None:
         found = group_of(group)
-        core = _sessions.of_group(found)
+        core = sessions.of_group(found)
         return run_async_save(state, path, group=found, session=core, **given)
     if group is not None:
         raise InvalidArgumentError("group and by_files exclude each other")
     files = files_of(by_files)
-    core = _sessions.of_files(files)
+    core = sessions.of_files(files)
     return run_async_save(state, path, session=core, by_files=files, **given)
 
 

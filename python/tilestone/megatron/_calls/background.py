@@ -2,8 +2,9 @@
 
 Such a save is one of `tilestone.async_save`, which is held back between writing and publishing. What
 Megatron-Core's queue starts in another process only waits until this rank has written (`Wait`);
-nothing depends on that process. When the queue finalizes the request, on every rank, the save goes on
-and is published. What was not finalized is never published.
+nothing depends on that process. When the queue finalizes the request, the ranks meet, so that each
+learns who has failed or is gone; then the save goes on, and is published. What was not finalized is
+never published.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import dataclasses
 import os
 import secrets
 import socket
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
-from tilestone._calls.async_save import AsyncSave, start
-from tilestone._errors import InvalidArgumentError
+from tilestone._calls.async_save import EXIT_SECONDS, AsyncSave, start
+from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.async_requests import AsyncRequest
+from tilestone.megatron._ranks import Deadline, together
 from tilestone.megatron._stored import literal
 from tilestone.megatron.core import raises_stocks_errors
 
@@ -65,6 +69,11 @@ def _end_connections(line: socket.socket) -> None:
             line.accept()[0].close()
 
 
+def _end(line: socket.socket, ended: threading.Event) -> None:
+    ended.set()
+    _end_connections(line)
+
+
 def _give_up(saving: AsyncSave, process: int) -> None:
     if os.getpid() != process:
         return
@@ -80,6 +89,7 @@ class Writing:
 
     Args:
         saving, hold: the save, and what holds it.
+        group, deadline: of the save; by files the group is None.
         after: called with the result once the save is published.
         then: called with the save's id once this rank's data files are written, on the save's thread.
     """
@@ -88,21 +98,26 @@ class Writing:
         self,
         saving: AsyncSave,
         hold: _core.Hold,
+        group: Any,
+        deadline: Deadline,
         after: Callable[[_core.SaveResult], None],
         then: Callable[[str], None],
     ) -> None:
         self._saving = saving
         self._hold = hold
+        self._group = group
+        self._deadline = deadline
         self._after = after
         self._end = weakref.finalize(self, _give_up, saving, os.getpid())
         line = socket.socket(socket.AF_UNIX)
         self._address = f"\0tilestone-{secrets.token_hex(16)}"  # in no folder, so nothing remains
         line.bind(self._address)
         line.listen()
+        self._ended = ended = threading.Event()  # the writing, well or not
         # These must not refer to the Writing, which then could not be dropped.
         hold.written.on_done(lambda: then(saving.save_id))
-        hold.written.on_done(lambda: _end_connections(line))
-        saving.durable.add_done_callback(lambda _: _end_connections(line))  # if it can't write
+        hold.written.on_done(lambda: _end(line, ended))
+        saving.durable.add_done_callback(lambda _: _end(line, ended))  # if it can't write
         _held.add(self)
 
     def request(self) -> AsyncRequest:
@@ -119,14 +134,29 @@ class Writing:
         """
         if not self._end.alive:
             raise InvalidArgumentError("the save is over")
-        self._hold.release()
         try:
+            together("finalizing a save", self._group, self._wait_for_writing, self._deadline)
+            self._hold.release()
             result = self._saving.result()
         except BaseException:
             self.abandon()
             raise
         self._end.detach()
         self._after(result)
+
+    def _wait_for_writing(self) -> None:
+        """Raises what this rank has failed with."""
+        while not self._ended.wait(1):
+            self._saving.done()  # ends it once its time is over
+        if self._saving.done():
+            self._saving.result()
+
+    def abandon_at_exit(self) -> AsyncSave:
+        """Asks the save to end, and does not wait."""
+        if self._end.detach() is not None:
+            with contextlib.suppress(UnsupportedError):  # in a forked child
+                self._saving.abandon()
+        return self._saving
 
     def abandon(self) -> None:
         """Gives the save up: nothing is published, and the other ranks fail if they finalize it.
@@ -142,8 +172,10 @@ _held: weakref.WeakSet[Writing] = weakref.WeakSet()
 @atexit.register
 def _exit() -> None:
     """Before the interpreter's end waits for saves in the background."""
-    for each in list(_held):
-        each.abandon()
+    process_ends = time.monotonic() + EXIT_SECONDS
+    for saving in [each.abandon_at_exit() for each in list(_held)]:
+        with contextlib.suppress(Exception):
+            saving.durable.exception(max(0.0, process_ends - time.monotonic()))
 
 
 def save_in_background(
@@ -169,11 +201,11 @@ def save_in_background(
     Raises:
         As `tilestone.save`, on every rank.
     """
-    hold = _core.Hold()
+    hold, deadline = _core.Hold(), Deadline(options.get("timeout", _core.DEFAULT_TIMEOUT))
     if options.get("by_files") is None:
         group = _ranks.default_group(group)
     saving = start(state, path, group=group, hold=hold, **options)
-    return Writing(saving, hold, after, then).request()
+    return Writing(saving, hold, group, deadline, after, then).request()
 
 
 def save_whole(
