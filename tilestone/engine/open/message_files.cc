@@ -77,7 +77,9 @@ MessageFiles::MessageFiles(std::shared_ptr<Storage> storage, std::string save_id
       temporary_(temporary_name(this->save_id(), "receipt-" + process)) {}
 
 MessageFiles::~MessageFiles() {
-  if (std::exchange(reserved_, nullptr)) remove_files(storage(), std::vector{temporary_});
+  const bool is_file = reserved_ != nullptr && storage().facts().renames;
+  reserved_ = nullptr;
+  if (is_file) remove_files(storage(), std::vector{temporary_});
 }
 
 std::string MessageFiles::file_of(const std::string& name) const {
