@@ -305,7 +305,6 @@ class PickleMachine {
   bool push_attribute(NodeId owner, NodeId name);
   bool push_partial_new(NodeId partial);
   void push_object_with_keywords();
-  void push_instance(NodeId callable, size_t first);
   NodeId rest_of(NodeId tuple);
   NodeId named(std::string_view text);
   void build();
@@ -326,14 +325,8 @@ class PickleMachine {
   // ---- Opcodes ----
 
   void execute();
-  void rare(uint8_t opcode);        // pickle_opcodes.cc
-  void old_opcode(uint8_t opcode);  // of protocols 0 and 1
-  void push_decoded(NodeKind kind, std::string_view text);
-  void push_decimal(std::string_view digits);
-  void push_python2_text(std::string_view text);
-  void push_quoted();
-  void push_raw_unicode();
-  uint64_t decimal_index();
+  void rare(uint8_t opcode);  // pickle_opcodes.cc
+  void push_python2_text(uint64_t size);
 
   Pickle::Sizes sizes_;
   uint8_t protocol_ = 0;

@@ -183,18 +183,6 @@ void PickleMachine::push_object_with_keywords() {
   push_made(NodeKind::kNew, callable, args, keywords);
 }
 
-// Handles INST and OBJ of protocols 0 and 1: class(*args), or an object made by __new__ if there
-// are no arguments.
-void PickleMachine::push_instance(NodeId callable, size_t first) {
-  const bool bare = first == stack_.size();
-  push_tuple(first);
-  const NodeId args = pop();
-  if (!pickle_.is_named(callable)) {
-    unsafe("a call of something that is not a class or function by name");
-  }
-  push_made(bare ? NodeKind::kNew : NodeKind::kCall, callable, args);
-}
-
 void PickleMachine::build() {
   const NodeId state = pop();
   const NodeId target = top();

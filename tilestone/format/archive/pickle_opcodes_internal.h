@@ -1,7 +1,8 @@
-// The opcodes of pickle protocols 0 to 5.
+// The opcodes of pickle protocols 2 to 5.
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace tilestone::archive::op {
 
@@ -55,21 +56,11 @@ inline constexpr uint8_t kMemoize = 0x94;
 inline constexpr uint8_t kFrame = 0x95;
 inline constexpr uint8_t kByteArray8 = 0x96;
 
-// Protocols 0 and 1.
-inline constexpr uint8_t kInt = 'I';
-inline constexpr uint8_t kLong = 'L';
-inline constexpr uint8_t kFloat = 'F';
-inline constexpr uint8_t kString = 'S';
-inline constexpr uint8_t kUnicode = 'V';
+// Those of Python 2's str, in protocols 1 and 2.
 inline constexpr uint8_t kBinString = 'T';
 inline constexpr uint8_t kShortBinString = 'U';
-inline constexpr uint8_t kDict = 'd';
-inline constexpr uint8_t kList = 'l';
-inline constexpr uint8_t kGet = 'g';
-inline constexpr uint8_t kPut = 'p';
-inline constexpr uint8_t kInst = 'i';
-inline constexpr uint8_t kObj = 'o';
-inline constexpr uint8_t kPersId = 'P';
+// The others that only protocols 0 and 1 have.
+inline constexpr std::string_view kOfProtocols0And1 = "ILFSVdlgpioP";
 
 // References to things outside the pickle.
 inline constexpr uint8_t kExt1 = 0x82;

@@ -59,12 +59,12 @@ class Pickle {
   // How torch.Size((...)) is read: as the tuple (which needs no nodes for the call) or as the call.
   enum class Sizes { kTuples, kCalls };
 
-  // Parses a pickle of protocol 0 to 5. Borrows the bytes. Errors name the offset. Error(kCorrupt)
+  // Parses a pickle of protocol 2 to 5. Borrows the bytes. Errors name the offset. Error(kCorrupt)
   // if the bytes are not a pickle; kUnsafe for what no pickler writes (items set on something that
   // is not a container, a call of something that is not a name) and for extension codes;
-  // kUnsupported for protocols from 6 on and for buffers outside the pickle.
+  // kUnsupported for other protocols and for buffers outside the pickle.
   //
-  // Different encodings of the same thing are normalised: Python 2's names (protocols 0 to 2)
+  // Different encodings of the same thing are normalised: Python 2's names (protocol 2)
   // become Python 3's, getattr(Outer, "Inner") becomes a kAttribute, and copyreg's ways to call
   // __new__ become a kNew.
   static Pickle parse(ByteView bytes, Sizes sizes = Sizes::kTuples);
@@ -87,10 +87,7 @@ class Pickle {
   double floating(NodeId id) const;
   // The bytes of a kString, kBytes, kByteArray or kLong.
   std::string_view text(NodeId id) const {
-    const Node& node = nodes_[id];
-    if (node.has_items) [[unlikely]]
-      return std::string_view(made_).substr(node.b, node.a);
-    return as_text(bytes_.subspan(node.b, node.a));
+    return as_text(bytes_.subspan(nodes_[id].b, nodes_[id].a));
   }
   // The elements of a kTuple, kList, kDict, kSet or kFrozenSet.
   std::span<const NodeId> items(NodeId id) const {
@@ -122,7 +119,7 @@ class Pickle {
 
   // A node has 16 bytes:
   //             a          b            c
-  //  text       length     offset       (has_items: the offset is in made_, not in the bytes)
+  //  text       length     offset
   //  container  count      first child  capacity in children
   //  global     module     name         Special, and the row of Python 2's names << 8
   //  attribute  owner      name         nesting depth of attributes
@@ -152,7 +149,6 @@ class Pickle {
   }
 
   ByteView bytes_;
-  std::string made_;  // decoded text, which is not in the bytes (protocols 0 and 1)
   LargeVector<Node> nodes_;
   LargeVector<NodeId> children_;
   std::unordered_map<NodeId, ObjectItems> object_items_;  // few objects have any
