@@ -1,7 +1,5 @@
 #include "tilestone/engine/convert/convert.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -12,8 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/convert_source_internal.h"
 #include "tilestone/engine/convert/one_file_target_internal.h"
-#include "tilestone/engine/convert/part_of_tree_internal.h"
-#include "tilestone/engine/convert/rename_rules_internal.h"
+#include "tilestone/engine/convert/selection_internal.h"
 #include "tilestone/engine/convert/torch_save_file_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -32,70 +29,15 @@ constexpr std::string_view kSafetensors = "safetensors";
 constexpr std::string_view kTorchSave = "torch_save";  // one file; not a format of saves
 constexpr std::string_view kTorchCheckpointing = "torch_checkpointing";  // nor is this one
 
-// A tensor or object of the source that goes into the new checkpoint.
-struct Chosen {
-  std::string from;
-  std::string to;
-  Path path;  // in the new tree; empty: at the top under its key
-  const SourceEntry* entry = nullptr;
-  DType dtype = DType::kFloat32;  // of a tensor, as it is written
-
-  bool is_tensor() const { return entry->tensor != nullptr; }
-};
-
-bool is_cast(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
-         dtype == DType::kFloat64;
-}
-
-// A cast keeps what the values mean; integers, bool and exponents would not.
-void check_cast(DType dtype) {
-  const bool has_fractions = is_cast(dtype) || dtype == DType::kFloat8E4M3FN ||
-                             dtype == DType::kFloat8E4M3FNUZ || dtype == DType::kFloat8E5M2 ||
-                             dtype == DType::kFloat8E5M2FNUZ;
-  if (has_fractions) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "can't cast to " + std::string(to_string(dtype)) + ", which loses what values mean")
-      .with_hint("cast to float16, bfloat16, float32, float64 or a float8 with a sign");
-}
-
-// Python pickles strings with lone surrogates, but no other reader takes them as keys.
-void check_text(const std::string& key) {
-  for (size_t at = key.find('\xed'); at != std::string::npos; at = key.find('\xed', at + 1)) {
-    if (at + 1 == key.size() || static_cast<unsigned char>(key[at + 1]) < 0xa0) continue;
-    throw Error(ErrorCode::kUnsupported, "the key is not UTF-8: it has a lone surrogate")
-        .with_key(key)
-        .with_hint("rename it (`--rename`), or leave it out (`--keys`)");
-  }
-}
-
 bool is_torch_save_name(const std::string& path) {
   return path.ends_with(".pt") || path.ends_with(".pth");
 }
 bool is_safetensors_name(const std::string& path) { return path.ends_with(".safetensors"); }
 
-// The path of a renamed key: as much of the old path as the new key still begins with, and the rest
-// as one element.
-Path renamed_path(const Path& path, const std::string& from, const std::string& to) {
-  if (from == to) return path;
-  Path kept;
-  std::string begin;
-  for (size_t i = 0; i + 1 < path.size(); ++i) {
-    begin += key_text(path[i]) + ".";
-    if (!to.starts_with(begin) || to.size() == begin.size()) break;
-    kept.push_back(path[i]);
-  }
-  const size_t used = kept.empty() ? 0 : dotted(kept).size() + 1;
-  kept.emplace_back(to.substr(used));
-  return kept;
-}
-
 class Conversion {
  public:
   Conversion(ConvertSource source, const std::string& target, const ConvertOptions& options)
-      : options_(options), source_(std::move(source)) {
-    if (options.cast) check_cast(*options.cast);
-    choose();
+      : options_(options), source_(std::move(source)), selected_(select(source_, options)) {
     pick_format(target);
   }
 
@@ -105,9 +47,9 @@ class Conversion {
                     : is_torch_save()       ? kTorchSave
                                             : format_->name();
     result.dialect = dialect_->name();
-    result.left_out = left_out_;
-    result.has_common = has_common();
-    for (const Chosen& chosen : chosen_) {
+    result.left_out = selected_.left_out;
+    result.has_common = selected_.has_common();
+    for (const Chosen& chosen : selected_.chosen) {
       ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = !chosen.is_tensor()};
       if (chosen.is_tensor()) {
         key.from_dtype = chosen.entry->tensor->dtype;
@@ -143,7 +85,7 @@ class Conversion {
     if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
     // The largest elements first, as the package does, so that each tensor is aligned in its file.
     std::vector<const Chosen*> order;
-    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    for (const Chosen& chosen : selected_.chosen) order.push_back(&chosen);
     std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
       return itemsize(a->dtype) > itemsize(b->dtype);
     });
@@ -168,7 +110,7 @@ class Conversion {
     if (const auto& manifest = source_.stored->opened().manifest) {
       options.attributes = manifest->attributes;
     }
-    for (const Chosen& chosen : chosen_) {
+    for (const Chosen& chosen : selected_.chosen) {
       const auto found = source_.metadata().attributes.find(chosen.from);
       if (found == source_.metadata().attributes.end() || !is_written_here(chosen)) continue;
       options.tensor_attributes.emplace(chosen.to, found->second);
@@ -203,127 +145,7 @@ class Conversion {
     return source_.stored->object(*chosen.entry->object);
   }
 
-  void choose() {
-    const PartOfTree part(source_, options_.only);
-    const RenameRules rules(options_.rename);
-    for (const SourceEntry& entry : source_.entries) {
-      Chosen chosen{.from = entry.key(), .to = {}, .path = {}, .entry = &entry};
-      auto inside = part.find(entry.key(), entry.path(), !chosen.is_tensor());
-      if (!is_named(entry.key()) || !inside) {
-        ++left_out_;
-        continue;
-      }
-      chosen.to = renamed(inside->first, rules);
-      if (chosen.to.empty() && !inside->first.empty()) {  // by a rule
-        ++left_out_;
-        continue;
-      }
-      check_text(chosen.to);
-      if (entry.object != nullptr) expect_supported(*entry.object);
-      chosen.path = renamed_path(inside->second, inside->first, chosen.to);
-      if (chosen.is_tensor()) chosen.dtype = entry.tensor->dtype;
-      if (options_.cast && is_cast(chosen.dtype)) chosen.dtype = *options_.cast;
-      chosen_.push_back(std::move(chosen));
-    }
-    dict_keys_ = part.keys(source_.metadata().dict_keys);
-    sort_chosen();
-    choose_empty_dicts(part, rules);
-    expect_matches();
-    if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
-    const bool has_others = has_common() || !empty_dicts_.empty();
-    if (chosen_.empty() && !has_others && !(is_empty_source() && options_.keys.empty())) {
-      throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
-                                                   std::to_string(left_out_) +
-                                                   " keys, and the options leave out all of them")
-          .with_hint("`tilestone ls` lists the keys");
-    }
-  }
-
-  // Whether ConvertOptions::keys takes the key.
-  bool is_named(const std::string& key) {
-    bool found = options_.keys.empty();
-    for (const std::string& pattern : options_.keys) {
-      if (fnmatch(pattern.c_str(), key.c_str(), 0) != 0) continue;
-      matched_.insert(pattern);
-      found = true;
-    }
-    return found;
-  }
-
-  void expect_matches() const {
-    for (const std::string& pattern : options_.keys) {
-      if (matched_.contains(pattern)) continue;
-      const std::string similar = similar_keys_hint(source_.metadata(), pattern);
-      throw Error(ErrorCode::kInvalidArgument, "no key matches \"" + pattern + "\"")
-          .with_hint(similar.empty() ? "`tilestone ls` lists the keys" : similar);
-    }
-  }
-
-  // A state without keys was saved.
-  bool is_empty_source() const {
-    return source_.entries.empty() && source_.metadata().dict_keys.empty() &&
-           (!source_.common || source_.common->as_dict().empty());
-  }
-
-  void sort_chosen() {
-    std::sort(chosen_.begin(), chosen_.end(),
-              [](const Chosen& a, const Chosen& b) { return a.to < b.to; });
-    for (size_t i = 1; i < chosen_.size(); ++i) {
-      if (chosen_[i].to == chosen_[i - 1].to) {
-        refuse_same_name(chosen_[i - 1].from, chosen_[i].from, chosen_[i].to);
-      }
-    }
-  }
-
-  [[noreturn]] static void refuse_same_name(const std::string& one, const std::string& other,
-                                            const std::string& to) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "\"" + one + "\" and \"" + other + "\" get the same new key")
-        .with_key(to)
-        .with_hint("change the rules that rename keys");
-  }
-
-  std::string renamed(const std::string& key, const RenameRules& rules) const {
-    const std::string to = rules.apply(key);
-    return options_.rename_by && !to.empty() ? options_.rename_by(to) : to;
-  }
-
-  // Refuses an empty dict where an item is at its place in the new tree, or above it.
-  void expect_free(const Path& place, const std::string& from,
-                   const std::map<Path, const Chosen*>& taken) const {
-    for (Path above = place; !above.empty(); above.pop_back()) {
-      const auto found = taken.find(above);
-      if (found != taken.end()) refuse_same_name(found->second->from, from, found->second->to);
-    }
-  }
-
-  // An empty dict is selected and renamed like a key.
-  void choose_empty_dicts(const PartOfTree& part, const RenameRules& rules) {
-    const std::vector<Path> empty = empty_dicts(source_.metadata());
-    if (empty.empty()) return;
-    std::map<Path, const Chosen*> taken;
-    for (const Chosen& chosen : chosen_) {
-      taken.emplace(chosen.path.empty() ? Path{chosen.to} : chosen.path, &chosen);
-    }
-    for (const Path& path : empty) {
-      const std::string key = dotted(path);
-      const auto inside = part.find(key, path, true);
-      if (!is_named(key) || !inside) continue;
-      const std::string to = renamed(inside->first, rules);
-      if (to.empty() && !inside->first.empty()) continue;  // by a rule
-      check_text(to);
-      const Path place = renamed_path(inside->second, inside->first, to);
-      expect_free(place, key, taken);
-      DictKeys& keys = dict_keys_[place];
-      keys.empty = true;
-      keys.order = source_.metadata().dict_keys.at(path).order;
-      empty_dicts_.push_back(key);
-    }
-  }
-
   bool is_torch_save() const { return one_file_ && format_->name() != kSafetensors; }
-
-  bool has_common() const { return common_ && !common_->as_dict().empty(); }
 
   // `target`: the path of the new checkpoint.
   void pick_format(const std::string& target) {
@@ -374,12 +196,12 @@ class Conversion {
           .with_hint("name a directory, which does not end with .safetensors");
     }
     check_for_safetensors();
-    if (one_file_ && chosen_.empty()) {
+    if (one_file_ && selected_.chosen.empty()) {
       throw Error(ErrorCode::kInvalidArgument, "no tensor is selected, so the file would be empty")
           .with_hint("`tilestone ls` lists the keys");
     }
     std::vector<SafetensorsTensor> tensors;
-    for (const Chosen& chosen : chosen_) {
+    for (const Chosen& chosen : selected_.chosen) {
       const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->tensor->shape));
       tensors.push_back(
           {chosen.to, elements * itemsize(chosen.dtype),
@@ -419,18 +241,18 @@ class Conversion {
     if (!options_.dialect.empty() && options_.dialect != pytorch_dialect()->name()) {
       throw Error(ErrorCode::kInvalidArgument, "safetensors files have no dialect");
     }
-    if (has_common()) {
+    if (selected_.has_common()) {
       throw Error(ErrorCode::kInvalidArgument,
                   "safetensors can't hold the common state of Megatron-Core, only tensors")
-          .with_key(to_string(common_->as_dict().front().first))
+          .with_key(to_string(selected_.common->as_dict().front().first))
           .with_hint(kHint);
     }
-    if (!empty_dicts_.empty()) {
+    if (!selected_.empty_dicts.empty()) {
       throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold an empty dict, only tensors")
-          .with_key(empty_dicts_.front())
+          .with_key(selected_.empty_dicts.front())
           .with_hint(kHint);
     }
-    for (const Chosen& chosen : chosen_) {
+    for (const Chosen& chosen : selected_.chosen) {
       if (!chosen.is_tensor()) {
         throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
             .with_key(chosen.from)
@@ -471,7 +293,7 @@ class Conversion {
   // In the order in which the new tree has them, which is also that of the reads.
   std::vector<const Chosen*> in_order() const {
     std::vector<const Chosen*> order;
-    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    for (const Chosen& chosen : selected_.chosen) order.push_back(&chosen);
     std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
       return a->entry->order() < b->entry->order();
     });
@@ -482,8 +304,8 @@ class Conversion {
   // would be common state.
   StateDict tree(bool wraps) {
     Items items;
-    items.dict_keys = dict_keys_;
-    items.common = common_;
+    items.dict_keys = selected_.dict_keys;
+    items.common = selected_.common;
     StateDict entities;
     for (const Chosen* const chosen : in_order()) {
       if (chosen->is_tensor()) {
@@ -532,13 +354,8 @@ class Conversion {
 
   const ConvertOptions& options_;
   const ConvertSource source_;
-  std::vector<Chosen> chosen_;  // sorted by `to`
-  uint64_t left_out_ = 0;
-  std::set<std::string> matched_;  // those of ConvertOptions::keys that match a key
-  std::optional<Value> common_;
-  TreeKeys dict_keys_;
-  std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
-  bool one_file_ = false;                 // of torch.save or safetensors
+  const Selection selected_;
+  bool one_file_ = false;  // of torch.save or safetensors
   bool is_torch_checkpointing_ = false;
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
