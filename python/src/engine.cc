@@ -219,6 +219,17 @@ void run_part(std::optional<engine::LoadByRounds>& load,
       interrupt);
 }
 
+// If the ranks can't meet, what this rank had `failed` with before says more.
+void begin_load(std::optional<engine::LoadByRounds>& load, const Communicator& comm,
+                const std::string& location, const Deadline& deadline, const Error* failed) {
+  try {
+    load.emplace(comm, location, deadline);
+  } catch (...) {
+    if (failed != nullptr) throw *failed;
+    throw;
+  }
+}
+
 // `prepare` returns a request; an exception of it is this rank's first message to the others.
 // `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
 // that were not loaded. An exception of it is this rank's failure of the last round. Returns the
@@ -241,12 +252,7 @@ std::pair<uint64_t, Timings> load_state(const nb::callable& prepare, const nb::c
     std::optional<engine::LoadResult> loaded;
     try {
       run_part(load, interrupt, [&] {
-        try {
-          load.emplace(communicator, location, end);
-        } catch (...) {
-          if (failed != nullptr) throw *failed;
-          throw;
-        }
+        begin_load(load, communicator, location, end, failed);
         loaded = load->read(request, false);
       });
     } catch (...) {

@@ -35,16 +35,20 @@ Dims unravel(const Dims& strides, int64_t index) {
   return at;
 }
 
-}  // namespace
-
-std::vector<Box> flat_range_to_boxes(const Dims& shape, FlatRange range) {
-  const int64_t total = numel(shape);
+void check_range(FlatRange range, int64_t total, const Dims& shape) {
   if (range.begin < 0 || range.begin > range.end || range.end > total) {
     throw Error(ErrorCode::kInvalidArgument,
                 "flat range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
                     ") is not within the " + std::to_string(total) +
                     " elements of a tensor of shape " + to_string(shape));
   }
+}
+
+}  // namespace
+
+std::vector<Box> flat_range_to_boxes(const Dims& shape, FlatRange range) {
+  const int64_t total = numel(shape);
+  check_range(range, total, shape);
   if (range.begin == range.end) return {};
   const size_t n = shape.size();
   if (n == 0 || (range.begin == 0 && range.end == total)) return {Box::whole(shape)};

@@ -152,24 +152,21 @@ class Printer {
   }
 
  private:
+  void say(std::string_view text) { out_ += text; }
+
   void print(const Value& value) {
     using Kind = Value::Kind;
     switch (value.kind()) {
       case Kind::kNull:
-        out_ += "None";
-        return;
+        return say("None");
       case Kind::kBool:
-        out_ += value.as_bool() ? "True" : "False";
-        return;
+        return say(value.as_bool() ? "True" : "False");
       case Kind::kInt:
-        out_ += std::to_string(value.as_int());
-        return;
+        return say(std::to_string(value.as_int()));
       case Kind::kBigInt:
-        out_ += big_int_repr(value.as_big_int());
-        return;
+        return say(big_int_repr(value.as_big_int()));
       case Kind::kFloat:
-        out_ += float_repr(value.as_float());
-        return;
+        return say(float_repr(value.as_float()));
       case Kind::kString:
         return append_string_repr(out_, value.as_string(), limit_);
       case Kind::kBytes:
@@ -177,11 +174,10 @@ class Printer {
       case Kind::kTensor:
         return print_tensor(value.as_tensor(), value.autograd().parameter);
       case Kind::kDType:
-        out_ += "torch." + std::string(to_string(value.as_dtype()));
-        return;
+        return say("torch." + std::string(to_string(value.as_dtype())));
       case Kind::kPickled:
-        out_ += "pickled object of " + std::to_string(value.as_pickled().bytes.size()) + " bytes";
-        return;
+        return say("pickled object of " + std::to_string(value.as_pickled().bytes.size()) +
+                   " bytes");
       case Kind::kList:
         return print_parts("[", value.items(), {}, "", "]");
       case Kind::kTuple:

@@ -147,12 +147,7 @@ class VerifyPlanner {
       const VerifyItem& item = plan_.items[index];
       const auto item_end = try_add(item.at->offset, item.at->length);
       if (!item_end || *item_end > size) {
-        damage(file, std::min(item.at->offset, size), 0,
-               "the item of " + std::to_string(item.at->length) + " bytes at offset " +
-                   std::to_string(item.at->offset) + " reaches beyond the file's " +
-                   std::to_string(size) + " bytes",
-               index);
-        plan_.damages.back().damage.beyond_end = true;
+        say_beyond_end(file, size, index);
         gap_until(std::min(item.at->offset, size));
         was_cut = true;
         continue;
@@ -174,6 +169,16 @@ class VerifyPlanner {
       end = *item_end;
     }
     gap_until(size);
+  }
+
+  void say_beyond_end(uint32_t file, uint64_t size, uint32_t index) {
+    const ItemLocation& at = *plan_.items[index].at;
+    damage(file, std::min(at.offset, size), 0,
+           "the item of " + std::to_string(at.length) + " bytes at offset " +
+               std::to_string(at.offset) + " reaches beyond the file's " + std::to_string(size) +
+               " bytes",
+           index);
+    plan_.damages.back().damage.beyond_end = true;
   }
 
   void add_gap(uint32_t file, uint64_t begin, uint64_t end) {

@@ -71,6 +71,20 @@ class DeltaPatch final : public TensorPatch {
   std::deque<StoredTensor> added_;
 };
 
+// The tensors of the delta, whole, with their elements in the base.
+std::vector<DeltaShard> shards_of(StoredSource& source, const std::vector<DeltaTensor>& tensors) {
+  std::vector<DeltaShard> shards;
+  for (const DeltaTensor& tensor : tensors) {
+    const Box whole = Box::whole(tensor.shape);
+    DeltaShard& shard =
+        shards.emplace_back(DeltaShard{{tensor.key, tensor.dtype, tensor.shape, whole}});
+    if (tensor.before) {
+      shard.now = source.tensor(*source.metadata().find_tensor(tensor.key), tensor.dtype);
+    }
+  }
+  return shards;
+}
+
 // Compares the base with what the delta says of it, and of what becomes of it.
 void check_base(StoredSource& source, DeltaFile& delta, const DeltaOptions& options) {
   SummedTensors before, after;
@@ -79,15 +93,9 @@ void check_base(StoredSource& source, DeltaFile& delta, const DeltaOptions& opti
   }
   expect_keys(delta, before);
   const std::vector<DeltaTensor>& tensors = delta.index().tensors;
-  std::vector<DeltaShard> shards;
+  std::vector<DeltaShard> shards = shards_of(source, tensors);
   uint64_t bytes = 0;
   for (const DeltaTensor& tensor : tensors) {
-    const Box whole = Box::whole(tensor.shape);
-    DeltaShard& shard =
-        shards.emplace_back(DeltaShard{{tensor.key, tensor.dtype, tensor.shape, whole}});
-    if (tensor.before) {
-      shard.now = source.tensor(*source.metadata().find_tensor(tensor.key), tensor.dtype);
-    }
     if (tensor.after) after[tensor.key] = {tensor.dtype, tensor.shape};
     bytes += tensor.bytes();
   }

@@ -81,14 +81,7 @@ class LoadByRounds::Loading {
       return with_bytes(message_, bytes_);
     };
     const auto judge = [&](std::vector<Bytes> of_ranks) {
-      for (Bytes& message : of_ranks) bytes_of_ranks_ += take_bytes(message);
-      // With a template, what is missing is an error.
-      for (const std::string& note : opened_.metadata.notes) {
-        if (asked_.wanted == nullptr)
-          log(LogLevel::kWarning, "load: " + storage().describe() + ": " + note);
-      }
-      const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
-      return std::vector<Bytes>(of_ranks.size(), encode_report(report));
+      return this->judge(std::move(of_ranks));
     };
     const Bytes answer =
         last ? rounds_.run_last("loading", load, judge) : rounds_.run("loading", load, judge);
@@ -126,6 +119,18 @@ class LoadByRounds::Loading {
   void leave(const Error& why) noexcept { rounds_.leave(why); }
 
  private:
+  // Rank 0's answer to what all ranks have loaded.
+  std::vector<Bytes> judge(std::vector<Bytes> of_ranks) {
+    for (Bytes& message : of_ranks) bytes_of_ranks_ += take_bytes(message);
+    // With a template, what is missing is an error.
+    for (const std::string& note : opened_.metadata.notes) {
+      if (asked_.wanted == nullptr)
+        log(LogLevel::kWarning, "load: " + storage().describe() + ": " + note);
+    }
+    const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
+    return std::vector<Bytes>(of_ranks.size(), encode_report(report));
+  }
+
   const LoadOptions& options() const { return *asked_.options; }
   // After opening: the directory that stood there then, even if a save moves it.
   Storage& storage() const { return held_ != nullptr ? *held_ : location_->storage(); }

@@ -65,11 +65,32 @@ std::optional<TensorView> flattened(const TensorView& target) {
   return TensorView::contiguous(target.data, target.dtype, shape, target.owner);
 }
 
+// Copies into `target` the elements of a 1-D tensor from `begin` on that are `strides` apart.
+void put_range(const TensorView& target, const TensorView& flat, int64_t begin, Dims strides) {
+  const uint64_t size = itemsize(flat.dtype);
+  const int64_t step = flat.strides[0];
+  for (int64_t& each : strides) each *= step;
+  std::byte* const at = flat.data + static_cast<uint64_t>(begin * step) * size;
+  put_elements(target, {at, target.shape, std::move(strides), size}, flat.dtype);
+}
+
 }  // namespace
 
 void fail_layout(const std::string& parameter, const std::string& problem) {
   throw Error(ErrorCode::kMismatch, "the layout does not fit the checkpoint: " + problem)
       .with_key(parameter);
+}
+
+Piece StateReads::range_for(const TensorView& target, int64_t begin, const Dims& strides) {
+  int64_t span = 1;
+  for (size_t d = 0; d < strides.size(); ++d) span += (target.shape[d] - 1) * strides[d];
+  const StridedView there{nullptr, target.shape, strides, 1};
+  auto memory = there.is_contiguous() ? flattened(target) : std::nullopt;
+  if (!memory) {
+    memory = TensorView::allocate(target.dtype, {span});
+    scattered.push_back({target, *memory, strides});
+  }
+  return {Box{{begin}, {span}}, *std::move(memory)};
 }
 
 void StateReads::finish() const {
@@ -355,6 +376,12 @@ const Value& OptimizerStates::object_of(const OptimizerLayout& layout, const Sto
 
 // ---- Reads
 
+int64_t OptimizerStates::Place::element_at(const Dims& offset) const {
+  int64_t element = start;
+  for (size_t d = 0; d < offset.size(); ++d) element += offset[d] * strides[d];
+  return element;
+}
+
 LoadPlan OptimizerStates::plan(std::span<const TensorItem> states, bool cast) const {
   try {
     return plan_load(states, by_parameter_, {.cast = cast});
@@ -384,27 +411,12 @@ StateReads OptimizerStates::reads_of(std::vector<TensorItem> wanted, bool cast) 
     const StoredChunk& chunk = by_parameter_.tensors[read.tensor].chunks[read.chunk];
     const Place& place = this->place(chunk);
     const Flat& flat = flats_[place.flat];
-    int64_t begin = place.start;
-    for (size_t d = 0; d < read.box.rank(); ++d) {
-      begin += (read.box.offset[d] - chunk.box.offset[d]) * place.strides[d];
-    }
+    const int64_t begin = place.element_at(relative_to(read.box, chunk.box.offset).offset);
     const TensorView target = narrow_to(piece.data, relative_to(read.box, piece.box.offset));
-    Dims strides = strides_for(target, place.strides);
+    const Dims strides = strides_for(target, place.strides);
     if (flat.stored == nullptr) {
-      const uint64_t size = itemsize(flat.view.dtype);
-      const int64_t step = flat.view.strides[0];
-      for (int64_t& each : strides) each *= step;
-      std::byte* const at = flat.view.data + static_cast<uint64_t>(begin * step) * size;
-      put_elements(target, {at, target.shape, strides, size}, flat.view.dtype);
+      put_range(target, flat.view, begin, strides);
       continue;
-    }
-    int64_t span = 1;
-    for (size_t d = 0; d < strides.size(); ++d) span += (target.shape[d] - 1) * strides[d];
-    const StridedView there{nullptr, target.shape, strides, 1};
-    auto memory = there.is_contiguous() ? flattened(target) : std::nullopt;
-    if (!memory) {
-      memory = TensorView::allocate(target.dtype, {span});
-      reads.scattered.push_back({target, *memory, std::move(strides)});
     }
     const auto [at, first] = items.try_emplace({place.flat, target.dtype}, reads.items.size());
     if (first) {
@@ -413,7 +425,7 @@ StateReads OptimizerStates::reads_of(std::vector<TensorItem> wanted, bool cast) 
       item.dtype = target.dtype;
       item.global_shape = flat.stored->shape;
     }
-    reads.items[at->second].pieces.push_back({Box{{begin}, {span}}, *std::move(memory)});
+    reads.items[at->second].pieces.push_back(reads.range_for(target, begin, strides));
   }
   return reads;
 }

@@ -73,6 +73,10 @@ struct StateReads {
     Dims strides;       // in it
   };
   std::vector<Scattered> scattered;
+
+  // The range of a flat tensor from element `begin` on whose elements, `strides` apart, `target`
+  // gets: read into the target, or into memory of its own, which becomes `scattered`.
+  Piece range_for(const TensorView& target, int64_t begin, const Dims& strides);
   void finish() const;  // after the read
 };
 
@@ -95,6 +99,8 @@ class OptimizerStates {
     int64_t start = 0;  // of the box in the flat tensor
     Dims strides;
     const LayoutParameter* parameter = nullptr;
+
+    int64_t element_at(const Dims& offset) const;  // in the flat tensor, of an element of the box
   };
   const Place& place(const StoredChunk& chunk) const { return places_[chunk.at.offset]; }
 

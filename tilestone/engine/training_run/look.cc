@@ -186,6 +186,22 @@ void describe_remains(Look& look, const Error& error, const Seen& seen, Storage&
   }
 }
 
+// What holds no checkpoint, or none that can be opened.
+void describe_failed(Look& look, const Error& error, const Seen& seen, Storage& storage) {
+  if (error.code() == ErrorCode::kNotFound) {
+    try {
+      return describe_remains(look, error, seen, storage);
+    } catch (const Error& lost) {  // a file that was seen has gone since
+      if (lost.code() != ErrorCode::kNotFound) throw;
+      return describe_removed(look.info);
+    }
+  }
+  const bool foreign = error.code() == ErrorCode::kUnsupported;
+  look.info.state = foreign ? StepState::kForeign : StepState::kDamaged;
+  if (foreign) look.info.problem = error.what();
+  if (!foreign) look.error = error;
+}
+
 // Without the line of what is no checkpoint, or can't be read.
 Look look_into(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};
@@ -209,19 +225,7 @@ Look look_into(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   try {
     describe_checkpoint(look, seen, storage);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNotFound) {
-      try {
-        describe_remains(look, error, seen, *storage);
-      } catch (const Error& lost) {  // a file that was seen has gone since
-        if (lost.code() != ErrorCode::kNotFound) throw;
-        describe_removed(info);
-      }
-    } else {
-      const bool foreign = error.code() == ErrorCode::kUnsupported;
-      info.state = foreign ? StepState::kForeign : StepState::kDamaged;
-      if (foreign) info.problem = error.what();
-      if (!foreign) look.error = error;
-    }
+    describe_failed(look, error, seen, *storage);
   }
   if (look.error && was_removed(*storage)) {
     look.error.reset();

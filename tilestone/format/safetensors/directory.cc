@@ -168,18 +168,7 @@ class FolderReader {
           continue;
         }
       }
-      const auto [known, is_new] = file_of_.emplace(tensor.key, name);
-      const bool may_be_piece = tensor.piece && map == nullptr && tensor.unsupported.empty();
-      if (!is_new && !(may_be_piece && pieces_.contains(tensor.key))) {
-        if (tensor.piece) refuse_piece(tensor, name);
-        refuse_second(tensor.key, known->second, name);
-      }
-      if (may_be_piece) {
-        pieces_[tensor.key].push_back({std::move(tensor), file, begin});
-      } else {
-        if (tensor.piece && !may_be_whole(tensor)) refuse_piece(tensor, name);
-        add({std::move(tensor), file, begin});
-      }
+      take({std::move(tensor), file, begin}, map == nullptr);
     }
     if (metadata["format"] == kDeltaFormat) {
       note(name + " is a delta: its tensors are changes of weights, which apply_delta makes");
@@ -193,6 +182,24 @@ class FolderReader {
       note(name +
            " is one rank's file: if other ranks have saved too, its tensors are only pieces, which "
            "it does not say");
+    }
+  }
+
+  // `alone`: no index says which file counts.
+  void take(TensorPiece found, bool alone) {
+    const HeaderTensor& tensor = found.tensor;
+    const std::string& name = metadata_.files[found.file];
+    const auto [known, is_new] = file_of_.emplace(tensor.key, name);
+    const bool may_be_piece = tensor.piece && alone && tensor.unsupported.empty();
+    if (!is_new && !(may_be_piece && pieces_.contains(tensor.key))) {
+      if (tensor.piece) refuse_piece(tensor, name);
+      refuse_second(tensor.key, known->second, name);
+    }
+    if (may_be_piece) {
+      pieces_[tensor.key].push_back(std::move(found));
+    } else {
+      if (tensor.piece && !may_be_whole(tensor)) refuse_piece(tensor, name);
+      add(std::move(found));
     }
   }
 
