@@ -162,17 +162,22 @@ def test_a_hostile_pickle_of_any_protocol_is_refused_and_runs_nothing(
     else:  # the place where torch.load would run it
         (file,) = pathlib.Path(ckpt).glob("*.distcp")
         file.write_bytes(hostile + file.read_bytes()[len(hostile) :])
-    is_old = how in ("protocol 0", "INST", "OBJ")
-    refused = tilestone.UnsupportedError if is_old else tilestone.UnsafeError
+    refused, named = tilestone.UnsafeError, "system"
+    if place == "item":
+        refused, named = tilestone.CorruptError, "zip header"
+    elif how in ("protocol 0", "INST", "OBJ"):
+        refused, named = tilestone.UnsupportedError, "protocols 0 and 1"
+    elif how == "extension":
+        named = "extension code"
     with pytest.raises(refused) as raised, tilestone.open(
         ckpt, checks=tilestone.Checks(checksums=False)
     ) as opened:
         opened["x"]
-    named = "extension code" if how == "extension" else "protocols 0 and 1" if is_old else "system"
     assert named in raised.value.message and raised.value.file.endswith(file.name)
     command = [sys.executable, "-m", "tilestone", "verify", ckpt]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 4 or (place == "item" and done.returncode == 1), done.stderr
+    codes = {tilestone.UnsafeError: 4, tilestone.CorruptError: 1, tilestone.UnsupportedError: 2}
+    assert done.returncode == codes[refused], done.stderr
     assert not target.exists()
 
 

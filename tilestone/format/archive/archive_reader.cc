@@ -25,58 +25,18 @@ constexpr std::string_view kPickleName = "/data.pkl";
   throw Error(ErrorCode::kCorrupt, "torch.save archive: " + problem);
 }
 
-// Throws kUnsafe if one of the first four pickles (magic number, protocol, system, object) is
-// unsafe.
-void check_legacy(ByteView bytes) {
-  for (int i = 0; i < 4; ++i) {
-    uint64_t end = 0;
-    try {
-      Pickle::parse_first(bytes, end);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUnsafe) throw;
-      return;
-    }
-    bytes = bytes.subspan(end);
-  }
-}
-
-std::string first_call(const Pickle& pickle) {
-  for (NodeId id = 0; id < pickle.node_count(); ++id) {
-    if (pickle.is(id, NodeKind::kCall)) return describe(pickle, pickle.callable(id));
-  }
-  return "";
-}
-
-// Refuses an item that is not an archive. A bare pickle that calls something is kUnsafe, because
-// torch.load would run it.
-[[noreturn]] void refuse_other(const ItemBytes& item) {
-  const auto bytes = item.find(0, item.length());
-  std::string called;
-  try {
-    uint64_t end = 0;
-    if (bytes) called = first_call(Pickle::parse_first(*bytes, end));
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kUnsafe) throw;
-  }
-  if (called.empty()) corrupt("it does not start with a zip header");
-  throw Error(
-      ErrorCode::kUnsafe,
-      "torch.save archive: instead of an archive there is a bare pickle that calls " + called);
-}
-
 void check_start(const ItemBytes& item) {
   constexpr std::string_view kZip = "PK\3\4";
   constexpr std::string_view kLegacy("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
                                      14);
   const auto legacy = item.find(0, std::min<uint64_t>(item.length(), kLegacy.size()));
   if (legacy && as_text(*legacy) == kLegacy) {
-    if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
     throw Error(ErrorCode::kUnsupported,
                 "the item is not a zip archive; it was saved in the format of torch before 1.6")
         .with_hint("load it with torch and save it again");
   }
   const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
-  if (start && as_text(*start) != kZip) refuse_other(item);
+  if (start && as_text(*start) != kZip) corrupt("it does not start with a zip header");
 }
 
 }  // namespace

@@ -42,11 +42,9 @@ class PickleMachine {
     pickle_.nodes_[kEmptyTupleNode].kind = NodeKind::kTuple;
   }
 
-  // `end`: receives the offset of the pickle's end; null: no bytes may follow the pickle.
-  Pickle run(uint64_t* end) {
+  Pickle run() {
     execute();
-    if (end != nullptr) *end = static_cast<uint64_t>(at_ - begin_);
-    if (end == nullptr && at_ != end_) corrupt("there are bytes after the end of the pickle");
+    if (at_ != end_) corrupt("there are bytes after the end of the pickle");
     if (stack_.size() != 1 || !marks_.empty()) {
       corrupt("the pickle does not end with exactly one object on the stack");
     }

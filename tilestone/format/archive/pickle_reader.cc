@@ -119,13 +119,7 @@ void PickleMachine::execute() {
   }
 }
 
-Pickle Pickle::parse(ByteView bytes, Sizes sizes) {
-  return PickleMachine(bytes, sizes).run(nullptr);
-}
-
-Pickle Pickle::parse_first(ByteView bytes, uint64_t& end) {
-  return PickleMachine(bytes, Sizes::kCalls).run(&end);
-}
+Pickle Pickle::parse(ByteView bytes, Sizes sizes) { return PickleMachine(bytes, sizes).run(); }
 
 double Pickle::floating(NodeId id) const { return std::bit_cast<double>(nodes_[id].wide()); }
 

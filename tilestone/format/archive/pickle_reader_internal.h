@@ -68,8 +68,6 @@ class Pickle {
   // become Python 3's, getattr(Outer, "Inner") becomes a kAttribute, and copyreg's ways to call
   // __new__ become a kNew.
   static Pickle parse(ByteView bytes, Sizes sizes = Sizes::kTuples);
-  // Parses the first of several pickles, with Sizes::kCalls. `end` receives the offset of its end.
-  static Pickle parse_first(ByteView bytes, uint64_t& end);
 
   NodeId root() const { return root_; }
   uint64_t size() const { return bytes_.size(); }
