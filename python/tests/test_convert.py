@@ -272,7 +272,7 @@ def test_a_page_that_cannot_be_written_whole_is_removed(tmp_path: pathlib.Path) 
     page = tmp_path / "page.html"
     ended = run("layout", tmp_path / "ckpt", "-o", page, preexec_fn=small_files)
     assert ended.returncode == 3
-    assert "cannot write the page" in ended.stderr
+    assert "cannot write the file" in ended.stderr
     assert not page.exists()
 
 

@@ -16,9 +16,6 @@ struct LsOptions {
   Targets at;  // the parser puts all words here; ls() moves those that are patterns
   std::vector<std::string> patterns = {};
   bool json = false;
-  bool by_size = false;
-  bool tensors_only = false;
-  bool objects_only = false;
   bool tree = false;
   int depth = -1;     // levels of the tree; -1: all
   bool wide = false;  // don't shorten keys to the terminal's width
@@ -37,7 +34,6 @@ int inspect(const InspectOptions& options);
 
 struct VerifyOptions {
   Targets at;
-  int threads = 0;
   bool json = false;
   bool all = false;  // also each item that a truncated file lacks
   bool wide = false;

@@ -9,13 +9,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -418,20 +414,6 @@ class Page {
   std::string out_;
 };
 
-// A file that can't be written whole is removed, unless it was there before.
-void write_page(const std::string& path, const std::string& html) {
-  std::error_code none;
-  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path, none));
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  const bool is_open = file.is_open();
-  file << html;
-  file.close();
-  if (file) return;
-  const int error = errno;
-  if (is_open && !existed) std::filesystem::remove(path, none);
-  throw Error(ErrorCode::kIo, "cannot write the page").with_file(path).with_errno(error);
-}
-
 }  // namespace
 
 int layout(const LayoutOptions& options) {
@@ -441,7 +423,7 @@ int layout(const LayoutOptions& options) {
     fmt::print("{}", html);
     return kOk;
   }
-  write_page(options.output, html);
+  write_file(options.output, {html});
   fmt::print("wrote {}\n", options.output);
   return kOk;
 }

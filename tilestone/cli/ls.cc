@@ -29,21 +29,17 @@ using Json = nlohmann::ordered_json;
 
 std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options) {
   std::vector<ListedRow> rows;
-  if (!options.objects_only) {
-    for (const StoredTensor& tensor : metadata.tensors) {
-      if (!matches(options.patterns, tensor.key)) continue;
-      const uint64_t bytes = static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
-      rows.push_back({&tensor, tensor.key, bytes, tensor.chunks.size()});
-    }
+  for (const StoredTensor& tensor : metadata.tensors) {
+    if (!matches(options.patterns, tensor.key)) continue;
+    const uint64_t bytes = static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+    rows.push_back({&tensor, tensor.key, bytes, tensor.chunks.size()});
   }
-  if (!options.tensors_only) {
-    for (const StoredObject& object : metadata.objects) {
-      if (!matches(options.patterns, object.key)) continue;
-      rows.push_back({nullptr, object.key, object.at.length, 1, object.unsupported});
-    }
+  for (const StoredObject& object : metadata.objects) {
+    if (!matches(options.patterns, object.key)) continue;
+    rows.push_back({nullptr, object.key, object.at.length, 1, object.unsupported});
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](const ListedRow& a, const ListedRow& b) {
-    return options.by_size && a.bytes != b.bytes ? a.bytes > b.bytes : natural_less(a.key, b.key);
+  std::stable_sort(rows.begin(), rows.end(), [](const ListedRow& a, const ListedRow& b) {
+    return natural_less(a.key, b.key);
   });
   return rows;
 }

@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
-#include <memory>
-#include <system_error>
+#include <string_view>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/cli/output.h"
 
 namespace tilestone::cli {
 namespace {
@@ -28,10 +27,6 @@ std::string header(const TensorView& tensor) {
   return out + text;
 }
 
-[[noreturn]] void fail(const std::string& path) {
-  throw Error(ErrorCode::kIo, fmt::format("cannot write {}", path)).with_errno(errno);
-}
-
 }  // namespace
 
 bool npy_has(DType dtype) { return npy_descr(dtype)[1] != 'V'; }
@@ -47,38 +42,7 @@ std::string npy_descr(DType dtype) {
 }
 
 void write_npy(const std::string& path, const TensorView& tensor) {
-  namespace fs = std::filesystem;
-  std::error_code none;
-  // A link is followed, and what is no regular file (a pipe, /dev/stdout, a link to nothing) is
-  // written to directly.
-  const fs::path target = fs::canonical(path, none);
-  const bool replaces = !none && fs::is_regular_file(target, none);
-  const bool direct = !replaces && fs::exists(fs::symlink_status(path, none));
-  const std::string final_path = target.empty() ? path : target.string();
-  const std::string written = direct ? path : final_path + ".tilestone-part";
-  const auto give_up = [&] {
-    const int error = errno;
-    if (!direct) fs::remove(written, none);
-    errno = error;
-    fail(path);
-  };
-  const auto close = [](std::FILE* f) { std::fclose(f); };
-  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(written.c_str(), "wb"), close);
-  if (file == nullptr) fail(path);
-  if (replaces) {  // before the elements are in it: the old file may be closed to other users
-    std::error_code refused;
-    fs::permissions(written, fs::status(target, none).permissions(), refused);
-    errno = refused.value();
-    if (refused) give_up();
-  }
-  const std::string head = header(tensor);
-  const uint64_t bytes = tensor.bytes();
-  if (std::fwrite(head.data(), 1, head.size(), file.get()) != head.size() ||
-      (bytes > 0 && std::fwrite(tensor.data, 1, bytes, file.get()) != bytes)) {
-    give_up();
-  }
-  if (std::fclose(file.release()) != 0) give_up();
-  if (!direct && std::rename(written.c_str(), final_path.c_str()) != 0) give_up();
+  write_file(path, {header(tensor), as_text({tensor.data, tensor.bytes()})});
 }
 
 }  // namespace tilestone::cli

@@ -12,8 +12,7 @@ namespace tilestone::cli {
 std::string npy_descr(DType dtype);
 bool npy_has(DType dtype);  // false: NumPy lacks the type; it is written as raw bytes
 
-// Writes a contiguous host tensor to a file. A regular file is replaced once the new one is
-// complete. Error(kIo) with the path and errno; an existing regular file then stays as it was.
+// Writes a contiguous host tensor to a file, as write_file() does (output.h).
 void write_npy(const std::string& path, const TensorView& tensor);
 
 }  // namespace tilestone::cli

@@ -1,9 +1,7 @@
 #include "tilestone/cli/npy.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -48,40 +46,6 @@ TEST(Npy, AFailureNamesThePathAndTheErrno) {
     EXPECT_EQ(error.sys_errno(), ENOENT);
     EXPECT_NE(std::string(error.what()).find("/nonexistent-folder/x.npy"), std::string::npos);
   }
-}
-
-TEST(Npy, AFailedWriteLeavesAnExistingFileAsItWas) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "npy_test_kept.npy";
-  write_npy(path.string(), TensorView::allocate(DType::kInt8, {1}));
-  const auto size = std::filesystem::file_size(path);
-  rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small{65536, before.rlim_max};
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  EXPECT_THROW(write_npy(path.string(), TensorView::allocate(DType::kInt8, {1 << 20})), Error);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_EQ(std::filesystem::file_size(path), size);
-  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tilestone-part"));
-  std::filesystem::remove(path);
-}
-
-TEST(Npy, AReplacedFileKeepsItsModeAndALinkToNothingIsFollowed) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::path(testing::TempDir()) / "npy_test_links";
-  fs::remove_all(folder);
-  fs::create_directory(folder);
-  fs::create_symlink("real.npy", folder / "link.npy");
-  write_npy((folder / "link.npy").string(), TensorView::allocate(DType::kInt8, {1}));
-  EXPECT_TRUE(fs::is_symlink(folder / "link.npy"));
-  fs::permissions(folder / "real.npy", fs::perms::owner_read | fs::perms::owner_write);
-  write_npy((folder / "link.npy").string(), TensorView::allocate(DType::kInt8, {2}));
-  EXPECT_TRUE(fs::is_symlink(folder / "link.npy"));
-  EXPECT_EQ(fs::status(folder / "real.npy").permissions(),
-            fs::perms::owner_read | fs::perms::owner_write);
-  EXPECT_EQ(file_text(folder / "real.npy").size() % 64, 2u);
-  fs::remove_all(folder);
 }
 
 }  // namespace tilestone::cli::npy_test

@@ -6,11 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <system_error>
 #include <utility>
 
 namespace tilestone::cli {
@@ -176,6 +180,21 @@ ProgressFn progress_line() {
                done ? "\n" : "");
     std::fflush(stderr);
   };
+}
+
+void write_file(const std::string& path, std::initializer_list<std::string_view> parts) {
+  std::error_code none;
+  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path, none));
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  const bool is_open = file.is_open();
+  for (const std::string_view part : parts) {
+    file.write(part.data(), static_cast<std::streamsize>(part.size()));
+  }
+  file.close();
+  if (file) return;
+  const int error = errno;
+  if (is_open && !existed) std::filesystem::remove(path, none);
+  throw Error(ErrorCode::kIo, "cannot write the file").with_file(path).with_errno(error);
 }
 
 bool matches(const std::vector<std::string>& patterns, const std::string& key) {

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -72,6 +73,10 @@ size_t terminal_width();
 // Shows progress, rate and remaining time in one line on standard error. Null if standard error is
 // not a terminal.
 ProgressFn progress_line();
+
+// Writes the parts to a file, one after another. Error(kIo) with path and errno; what is there then
+// is removed, unless it was there before.
+void write_file(const std::string& path, std::initializer_list<std::string_view> parts);
 
 // Whether one of the shell-style patterns (*, ?, [...]) matches the key. True without patterns.
 bool matches(const std::vector<std::string>& patterns, const std::string& key);

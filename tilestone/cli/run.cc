@@ -56,12 +56,7 @@ void declare_ls(CLI::App& app, LsOptions& options) {
          "Directories of checkpoints or of runs; any other word is a pattern (*, ?, [...]) of "
          "the keys to list")
       ->required();
-  app.add_flag("--by-size", options.by_size, "List the largest first");
-  auto* tensors = app.add_flag("--tensors", options.tensors_only, "List only tensors");
-  auto* objects =
-      app.add_flag("--objects", options.objects_only, "List only objects")->excludes(tensors);
   auto* tree = app.add_flag("--tree", options.tree, "Show the keys as a tree");
-  tree->excludes(tensors)->excludes(objects);
   app.add_option("--depth", options.depth, "Levels of the tree")
       ->needs(tree)
       ->check(CLI::Range(1, 1000));
@@ -76,9 +71,6 @@ void declare_inspect(CLI::App& app, InspectOptions& options) {
 void declare_verify(CLI::App& app, VerifyOptions& options) {
   app.add_option("checkpoint", options.at.paths, "Directories of checkpoints, or of runs")
       ->required();
-  app.add_option("--threads", options.threads,
-                 "Number of reading threads (0: as many as the machine has, at most 8)")
-      ->check(CLI::Range(0, 1024));
   app.add_flag("--all", options.all, "List each item that a truncated file lacks");
   app.add_flag("--repair", options.repair,
                "First rewrite what is damaged from intact copies in other files");

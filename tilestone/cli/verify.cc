@@ -137,7 +137,6 @@ void print_shared(const VerifiedFiles& shared) {
 // `shared`: of the other checkpoints of the call.
 Said verify_one(const Location& location, const VerifyOptions& options, VerifiedFiles* shared) {
   OpenOptions open;
-  open.resources.threads = options.threads;
   const ProgressFn progress = options.json ? nullptr : progress_line();
   RepairReport done;
   if (options.repair) {
