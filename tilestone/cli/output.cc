@@ -183,8 +183,6 @@ ProgressFn progress_line() {
 }
 
 void write_file(const std::string& path, std::initializer_list<std::string_view> parts) {
-  std::error_code none;
-  const bool existed = std::filesystem::exists(std::filesystem::symlink_status(path, none));
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   const bool is_open = file.is_open();
   for (const std::string_view part : parts) {
@@ -193,7 +191,8 @@ void write_file(const std::string& path, std::initializer_list<std::string_view>
   file.close();
   if (file) return;
   const int error = errno;
-  if (is_open && !existed) std::filesystem::remove(path, none);
+  std::error_code none;
+  if (is_open && std::filesystem::is_regular_file(path, none)) std::filesystem::remove(path, none);
   throw Error(ErrorCode::kIo, "cannot write the file").with_file(path).with_errno(error);
 }
 

@@ -74,8 +74,8 @@ size_t terminal_width();
 // not a terminal.
 ProgressFn progress_line();
 
-// Writes the parts to a file, one after another. Error(kIo) with path and errno; what is there then
-// is removed, unless it was there before.
+// Writes the parts to a file, one after another. Error(kIo) with path and errno; a regular file
+// that could not be written whole is removed.
 void write_file(const std::string& path, std::initializer_list<std::string_view> parts);
 
 // Whether one of the shell-style patterns (*, ?, [...]) matches the key. True without patterns.

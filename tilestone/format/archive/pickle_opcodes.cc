@@ -88,7 +88,7 @@ void PickleMachine::rare(uint8_t opcode) {
       fail(ErrorCode::kUnsupported, "buffers outside the pickle are not supported");
     default:
       if (op::kOfProtocols0And1.find(static_cast<char>(opcode)) != std::string_view::npos) {
-        fail(ErrorCode::kUnsupported, "protocols 0 and 1 are not supported");
+        fail(ErrorCode::kUnsupported, "opcodes of protocols 0 and 1 are not supported");
       }
       corrupt("byte " + std::to_string(opcode) + " is not an opcode");
   }

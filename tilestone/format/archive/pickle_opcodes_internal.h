@@ -59,7 +59,7 @@ inline constexpr uint8_t kByteArray8 = 0x96;
 // Those of Python 2's str, in protocols 1 and 2.
 inline constexpr uint8_t kBinString = 'T';
 inline constexpr uint8_t kShortBinString = 'U';
-// The others that only protocols 0 and 1 have.
+// The others of protocols 0 and 1. Python 2 writes some in protocol 2, too.
 inline constexpr std::string_view kOfProtocols0And1 = "ILFSVdlgpioP";
 
 // References to things outside the pickle.
