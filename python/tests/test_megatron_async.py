@@ -129,6 +129,11 @@ def _fails(rank: int, world: int, folder: str) -> None:
             request.finalize_fns[0]()
         assert raised.value.rank == failing and _loaded(rank, ckpt) == 1
 
+    two = [megatron.save(_halves(rank, v), f"{ckpt}-{v}", async_sharded_save=True) for v in (1, 2)]
+    with pytest.raises(tilestone.MismatchError, match="finalize different saves"):
+        two[rank].finalize_fns[0]()
+    del two
+
     # What waits on rank 1 is killed while the thread writes.
     with _slow_writing(rank == 1) as go:
         request = megatron.save(_halves(rank, 3), ckpt, async_sharded_save=True)

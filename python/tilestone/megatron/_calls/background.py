@@ -23,11 +23,11 @@ from typing import Any
 
 from tilestone import _core
 from tilestone._calls.async_save import EXIT_SECONDS, AsyncSave, start
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import InvalidArgumentError, MismatchError, UnsupportedError
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.async_requests import AsyncRequest
-from tilestone.megatron._ranks import Deadline, together
+from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron._stored import literal
 from tilestone.megatron.core import raises_stocks_errors
 
@@ -80,6 +80,13 @@ def _give_up(saving: AsyncSave, process: int) -> None:
     saving.abandon()
     with contextlib.suppress(Exception):  # then the next save to the location can begin
         saving.durable.exception()
+
+
+def _expect_one(save_ids: list[str]) -> None:
+    if len(set(save_ids)) > 1:
+        raise MismatchError(
+            "the ranks finalize different saves", hint="finalize in the same order on every rank"
+        )
 
 
 class Writing:
@@ -135,7 +142,10 @@ class Writing:
         if not self._end.alive:
             raise InvalidArgumentError("the save is over")
         try:
-            together("finalizing a save", self._group, self._wait_for_writing, self._deadline)
+            agreed(
+                "finalizing a save", self._group, self._wait_for_writing,
+                lambda _: self._saving.save_id, _expect_one, self._deadline,
+            )  # fmt: skip
             self._hold.release()
             result = self._saving.result()
         except BaseException:
