@@ -199,6 +199,23 @@ def failures(rank: int, world: int, path: str) -> None:
         assert "Missing key in checkpoint state_dict: m" in str(error)
     dcp.load(wanted, checkpoint_id=path)
     assert wanted == {"n": 3}
+    dcp.save({"n": NotOnRank1()}, checkpoint_id=path)
+    try:
+        dcp.load({"n": 0}, checkpoint_id=path)
+        raise AssertionError("it did not fail")
+    except dcp.CheckpointException as error:
+        assert 1 in error.failures and "no such device on rank 1" in str(error)
+
+
+class NotOnRank1:
+    """An object that rank 1 can't make from what is stored."""
+
+    def __init__(self) -> None:
+        self.x = 1
+
+    def __setstate__(self, state: Any) -> None:
+        if dist.get_rank() == 1:
+            raise RuntimeError("no such device on rank 1")
 
 
 def bad(fails: bool) -> Any:

@@ -88,7 +88,7 @@ def _load(
     with _calls.failing_as_torch("read", rank):
         rank_local = _is_rank_local(path, group)
         if not rank_local:
-            _fill(state, path, planner, rank, group=group)
+            _fill(state, path, planner, group=group)
     if rank_local:
         _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
         parts = _ranks_with_a_part(path)
@@ -106,7 +106,7 @@ def _fill_alone(
 
     def fill() -> None:
         try:
-            _fill(state, path, planner, rank, own_rank=rank)
+            _fill(state, path, planner, own_rank=rank)
         except Exception as error:
             made = _calls.as_torchs(error, "read")
             raise made from (error if made is not error else None)
@@ -122,18 +122,27 @@ def _fill_alone(
         raise
 
 
-def _fill(state: StateDict, path: str, planner: LoadPlanner | None, rank: int, **who: Any) -> None:
+def _fill(state: StateDict, path: str, planner: LoadPlanner | None, **who: Any) -> None:
     """Loads into the state. `who`: the arguments of tilestone.load that say who takes part."""
     partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
-    template: Any = _calls.State(state)
+    template = _Filled(state, path, who.get("own_rank"))
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
-    loaded = save_load.load(template, path, cast=True, differences=differences, **who)
-    try:
-        with contextlib.closing(_Filler(path, who.get("own_rank"))) as filler:
-            filler.fill(state, loaded)
-    except CheckpointError as error:
-        error.add_rank(rank)  # this is not collective
-        raise
+    save_load.load(template, path, cast=True, differences=differences, **who)  # type: ignore[arg-type]
+
+
+class _Filled(_calls.State):
+    """A state that is filled in a load's last round, so that every rank raises what fails there."""
+
+    def __init__(self, state: StateDict, path: str, own_rank: int | None) -> None:
+        super().__init__(state)
+        self._filled = state
+        self._who = path, own_rank
+
+    def finish(self, loaded: dict[Any, Any], *differences: Any) -> dict[Any, Any]:
+        """Fills the caller's state."""
+        with contextlib.closing(_Filler(*self._who)) as filler:
+            filler.fill(self._filled, loaded)
+        return loaded
 
 
 # ---- What was loaded goes into the caller's containers, as with torch ----
