@@ -96,13 +96,15 @@ def test_a_step_of_the_hosts_that_is_saved_once_more_by_force_is_copied_to_the_r
         assert manager.restore(state_of(0))[1] == 3
 
 
-def test_metrics_of_a_second_save_count_while_the_step_is_copied(tmp_path: pathlib.Path) -> None:
-    fast = tilestone.Fast(tmp_path / "fast", drain_bytes_per_second=40_000)
+def test_metrics_of_further_saves_count_while_the_step_is_copied(tmp_path: pathlib.Path) -> None:
+    fast = tilestone.Fast(tmp_path / "fast", drain_bytes_per_second=60_000)
     with manager_of(tmp_path / "run", fast) as manager:
-        manager.save(3, state_of(3), {"loss": 1.0})
-        manager.save(3, state_of(3), {"accuracy": 0.5})
+        manager.save(2, state_of(2))
         manager.wait()
-        assert manager.steps()[0].metrics == {"loss": 1, "accuracy": 0.5}
+        for metrics in ({"loss": 1.0}, {"accuracy": 0.5}, {"f1": 0.25}):
+            manager.save(3, state_of(3), metrics)
+        manager.wait()
+        assert manager.steps()[1].metrics == {"loss": 1, "accuracy": 0.5, "f1": 0.25}
 
 
 def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:

@@ -70,16 +70,15 @@ struct Commit {
 };
 
 // Whether the step replaces what stands there: only what is older, because after a restart on other
-// hosts the run may have saved the step once more. A step that continues one of its own number is a
-// second save of it, with further metrics.
+// hosts the run may have saved the step once more. A step that continues one of its own number is
+// saved once more with further metrics, and replaces an earlier save of it.
 bool may_replace(const KeptStep& about, const RunDirectory& run) {
   const Lineage lineage = lineage_of(about.attributes);
-  const bool is_second = lineage.parent && lineage.parent->step == about.step;
-  if (!about.replaces && !is_second) return false;
+  const bool is_again = lineage.parent && lineage.parent->step == about.step;
+  if (!about.replaces && !is_again) return false;
   const StepInfo standing = run.look({.step = about.step, .name = run.names().name_of(about.step)});
-  if (is_second && standing.save_id == lineage.parent->save_id) return true;
-  return about.replaces &&
-         (standing.state != StepState::kDurable || standing.lineage.ordinal < lineage.ordinal);
+  if (!about.replaces && standing.lineage.run != lineage.run) return false;
+  return standing.state != StepState::kDurable || standing.lineage.ordinal < lineage.ordinal;
 }
 
 // Begins the transaction, and returns "/" and the staged directory; "": the step stands there.
