@@ -439,7 +439,9 @@ TEST(Faults, OfASaveLeaveThePreviousCheckpointOrTheNewOneAndNoUpload) {
 }
 
 Place in_memory() {
-  return {"memory", [] { return Location(memory_objects()); }};
+  static int count = 0;  // each has a description of its own, as places have
+  return {"memory",
+          [] { return Location(memory_objects()->child("p" + std::to_string(count++))); }};
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ObjectStore,
