@@ -445,6 +445,11 @@ def test_steps_of_torchs_interface_that_a_program_calls_itself_do_what_torchs_do
         results.append(writer.write_data(plan, planner).wait())
         writer.finish(stock.Metadata({}), [results[-1]])
     assert results[0] == results[1]
+    begun = dcp.HuggingFaceStorageWriter(str(tmp_path / "begun"), numbers)
+    begun.set_up_storage_writer(True)
+    begun.prepare_global_plan([planner.create_local_plan()])
+    with pytest.raises(tilestone.UnsupportedError, match="another writer"):
+        begun.write_data(plan, planner)  # as a planner may have cached it
     names = [sorted(os.listdir(tmp_path / folder)) for folder in ("torchs", "ours")]
     assert names[0] == names[1] and names[0][-1] == "model.safetensors.index.json"
     ours = str(tmp_path / "ours")

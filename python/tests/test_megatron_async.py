@@ -10,6 +10,7 @@ import pathlib
 import pickle
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -85,6 +86,23 @@ def _saves(rank: int, world: int, folder: str) -> None:
     request = megatron.save(_halves(rank, 6), ckpt, async_sharded_save=True)
     request.execute_sync()
     assert _loaded(rank, ckpt) == 6
+
+
+def test_a_program_that_ends_leaves_the_checkpoint_before_the_one_it_has_not_finalized(
+    tmp_path: pathlib.Path,
+) -> None:
+    program = """
+import sys, torch
+from tilestone import megatron
+from tilestone.megatron.mapping import ShardedTensor
+for value in (1.0, 2.0):
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.full((4,), value))}
+    request = megatron.save(state, sys.argv[1], async_sharded_save=value == 2)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "ckpt")]
+    for _ in range(2):  # what the first one has left is not in the second one's way
+        subprocess.run(command, check=True, timeout=100)
+        assert tilestone.load(tmp_path / "ckpt")["w"].eq(1).all()
 
 
 def test_the_state_may_change_and_the_group_may_be_used_until_a_save_is_finalized(

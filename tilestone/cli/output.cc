@@ -192,7 +192,10 @@ void write_file(const std::string& path, std::initializer_list<std::string_view>
   if (file) return;
   const int error = errno;
   std::error_code none;
-  if (is_open && std::filesystem::is_regular_file(path, none)) std::filesystem::remove(path, none);
+  const bool is_link = std::filesystem::is_symlink(path, none);  // as /dev/stdout may be
+  if (is_open && !is_link && std::filesystem::is_regular_file(path, none)) {
+    std::filesystem::remove(path, none);
+  }
   throw Error(ErrorCode::kIo, "cannot write the file").with_file(path).with_errno(error);
 }
 

@@ -219,9 +219,15 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
         Raises:
             NotFoundError: this rank does not see what the coordinator has made.
+            UnsupportedError: the plan is another writer's.
         """
-        if not isinstance(plan.storage_data, _Order):
-            return super().write_data(plan, planner)  # not of this class's prepare_global_plan
+        if not isinstance(plan.storage_data, _Order):  # not of this class's prepare_global_plan
+            if self._new is not None or any(path == str(self.path) for path, _ in _arrived):
+                raise UnsupportedError(
+                    "the planner has cached the plan of another writer",
+                    hint="use a planner without enable_plan_caching",
+                )
+            return super().write_data(plan, planner)
         order = self._current(plan.storage_data)
         folder = NewFolder(_calls.place(self.path), order.attempt)
         if not os.path.isdir(folder.place):
@@ -394,7 +400,8 @@ def metadata_of(path: str | os.PathLike[str]) -> Metadata:
             chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             found[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, [chunk])
             for box, name in zip(handle.boxes(key), handle.files_of(key), strict=True):
-                info = _HFStorageInfo(os.path.join(path, name), torch.Size(box.shape), dtype)
+                file = str(path) if os.path.isfile(path) else os.path.join(path, name)
+                info = _HFStorageInfo(file, torch.Size(box.shape), dtype)
                 places[MetadataIndex(key, torch.Size(box.offset))] = info
     return Metadata(found, storage_data=places, storage_meta=StorageMeta(str(path)))
 

@@ -90,9 +90,10 @@ def _load(
         if not rank_local:
             _fill(state, path, planner, group=group)
     if rank_local:
-        _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
         parts = _ranks_with_a_part(path)
-        name = f"__{rank if rank in parts else parts[0]}{_calls.INDEX}"
+        if parts:
+            name = f"__{rank if rank in parts else parts[0]}{_calls.INDEX}"
+        _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
     if isinstance(planner, DefaultLoadPlanner):
         is_folder = type(reader) is HuggingFaceStorageReader
         planner.metadata = StoredFolder(path) if is_folder else _calls.StoredMetadata(path, name=name)

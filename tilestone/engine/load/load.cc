@@ -372,9 +372,9 @@ class LoadByRounds::Loading {
   void make_context(const Items& items, Deadline deadline) {
     const uint64_t bytes = wanted_bytes(items);
     const uint64_t pool = pool_share(options().resources.buffer_bytes, way_);
-    // A store has many requests in flight for each read, so the threads need no streams of their
-    // own.
-    const size_t streams = storage().facts().page_cache ? threads_->size() : 1;
+    // Where each call is a request, many are in flight for each read, so the threads need no
+    // streams of their own.
+    const size_t streams = storage().facts().costs_requests ? 1 : threads_->size();
     context_.emplace(ReadContext{
         storage(), *opened_.format, opened_.metadata, make_pool(pool, streams, bytes), *threads_,
         options().checks.checksums, deadline,

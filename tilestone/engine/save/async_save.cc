@@ -85,6 +85,8 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
   saving.publishes = hosts == nullptr;
   Terms terms = terms_of(async);
   terms.emplace_back("where it is saved first", hosts != nullptr ? "the hosts" : "the location");
+  const bool is_held = call.hold != nullptr;
+  terms.emplace_back("when it is published", is_held ? "once it is finalized" : "once written");
   plan_step(saving, request, call.session.get(), terms);
   if (hosts != nullptr) save_on(hosts, saving.planned);
   note_planned(saving.planned, began, preparing_of(request));

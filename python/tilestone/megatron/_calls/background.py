@@ -16,13 +16,12 @@ import os
 import secrets
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
-from tilestone._calls.async_save import EXIT_SECONDS, AsyncSave, start
+from tilestone._calls.async_save import AsyncSave, start
 from tilestone._errors import InvalidArgumentError, MismatchError, UnsupportedError
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
@@ -161,12 +160,11 @@ class Writing:
         if self._saving.done():
             self._saving.result()
 
-    def abandon_at_exit(self) -> AsyncSave:
+    def abandon_at_exit(self) -> None:
         """Asks the save to end, and does not wait."""
         if self._end.detach() is not None:
             with contextlib.suppress(UnsupportedError):  # in a forked child
                 self._saving.abandon()
-        return self._saving
 
     def abandon(self) -> None:
         """Gives the save up: nothing is published, and the other ranks fail if they finalize it.
@@ -181,11 +179,9 @@ _held: weakref.WeakSet[Writing] = weakref.WeakSet()
 
 @atexit.register
 def _exit() -> None:
-    """Before the interpreter's end waits for saves in the background."""
-    process_ends = time.monotonic() + EXIT_SECONDS
-    for saving in [each.abandon_at_exit() for each in list(_held)]:
-        with contextlib.suppress(Exception):
-            saving.durable.exception(max(0.0, process_ends - time.monotonic()))
+    """Before the interpreter's end waits for saves in the background, these among them."""
+    for each in list(_held):
+        each.abandon_at_exit()
 
 
 def save_in_background(
@@ -215,7 +211,11 @@ def save_in_background(
     if options.get("by_files") is None:
         group = _ranks.default_group(group)
     saving = start(state, path, group=group, hold=hold, **options)
-    return Writing(saving, hold, group, deadline, after, then).request()
+    try:
+        return Writing(saving, hold, group, deadline, after, then).request()
+    except BaseException:
+        saving.abandon()
+        raise
 
 
 def save_whole(
