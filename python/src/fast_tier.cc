@@ -79,8 +79,7 @@ void bind_fast_tier(nb::module_& m) {
           },
           "step"_a, "or_draining"_a,
           "The metrics of a step that this host keeps; None: it has none, or without or_draining "
-          "it "
-          "is copying the step.")
+          "it is copying the step.")
       .def("path_of", &path_on_host, "comm"_a.none(), "step"_a, "seconds"_a,
            nb::sig("def path_of(self, comm: object | None, step: int, seconds: float) -> str"))
       .def("restore", &restore, "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a,

@@ -393,6 +393,7 @@ def metadata_of(path: str | os.PathLike[str]) -> Metadata:
     """torch's Metadata of a folder: each tensor is one chunk, however many pieces it has."""
     found: dict[str, Any] = {}
     places: dict[MetadataIndex, _HFStorageInfo] = {}
+    is_file = os.path.isfile(path)
     with open_checkpoint(_calls.place(path), framework="torch") as opened:
         handle = opened._handle
         for key in opened.tensor_keys():
@@ -400,18 +401,10 @@ def metadata_of(path: str | os.PathLike[str]) -> Metadata:
             chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             found[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, [chunk])
             for box, name in zip(handle.boxes(key), handle.files_of(key), strict=True):
-                file = str(path) if os.path.isfile(path) else os.path.join(path, name)
+                file = str(path) if is_file else os.path.join(path, name)
                 info = _HFStorageInfo(file, torch.Size(box.shape), dtype)
                 places[MetadataIndex(key, torch.Size(box.offset))] = info
     return Metadata(found, storage_data=places, storage_meta=StorageMeta(str(path)))
-
-
-class StoredFolder(_calls.StoredMetadata):
-    """A folder's Metadata, which is read when it is first used."""
-
-    def load(self) -> Metadata:
-        """Reads it."""
-        return metadata_of(vars(self)["_path"])
 
 
 class HuggingFaceStorageReader(_torchs.HuggingFaceStorageReader):

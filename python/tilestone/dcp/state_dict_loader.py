@@ -32,7 +32,7 @@ from tilestone._objects import opaque
 from tilestone._options import valid
 from tilestone._options.values import Differences
 from tilestone.dcp import _calls
-from tilestone.dcp._hugging_face import HuggingFaceStorageReader, StoredFolder
+from tilestone.dcp._hugging_face import HuggingFaceStorageReader, StoredModel
 from tilestone.dcp._reader import FileSystemReader, is_plain
 
 __all__ = ["load", "load_state_dict"]
@@ -96,7 +96,7 @@ def _load(
         _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
     if isinstance(planner, DefaultLoadPlanner):
         is_folder = type(reader) is HuggingFaceStorageReader
-        planner.metadata = StoredFolder(path) if is_folder else _calls.StoredMetadata(path, name=name)
+        planner.metadata = StoredModel(path) if is_folder else _calls.StoredMetadata(path, name=name)
 
 
 def _fill_alone(
