@@ -128,31 +128,37 @@ def load(
 
     options = _load_options(strategies, sharded_strategy, common_strategy)
     if options is None:
-        call = user_strategies.Load(
-            sharded_state_dict, checkpoint_dir, strategies, validate_access_integrity, mode
-        )
+        asked = engine_calls.Asked(sharded_state_dict, check)
         with _ranks.call_of(process_group, deadline):
-            result = call.run(check)
-        return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
-
-    asked = engine_calls.Asked(sharded_state_dict, check, functools.partial(report_by_mode, mode))
-    state = engine_calls.engine_load(
-        asked,
-        checkpoint_dir,
-        group=process_group,
-        timeout=timeout,
-        allow_classes=allow_classes,
-        cast=cast,
-        differences=Differences(
-            not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
-            not_requested="report" if mode in _MISSING_TOO else "ignore",
-        ),
-        checks=Checks(access=validate_access_integrity),
-        **options,
-    )
+            state = user_strategies.load(
+                asked, checkpoint_dir, strategies, validate_access_integrity, mode
+            )
+    else:
+        asked = engine_calls.Asked(
+            sharded_state_dict, check, functools.partial(report_by_mode, mode)
+        )
+        state = engine_calls.engine_load(
+            asked,
+            checkpoint_dir,
+            group=process_group,
+            timeout=timeout,
+            allow_classes=allow_classes,
+            cast=cast,
+            differences=_differences(mode),
+            checks=Checks(access=validate_access_integrity),
+            **options,
+        )
     if StrictHandling.requires_returning_mismatch_keys(mode):
         return state, asked.missing, asked.unexpected
     return state
+
+
+def _differences(mode: StrictHandling) -> Differences:
+    """What the engine does about keys so that the mode can judge them."""
+    return Differences(
+        not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
+        not_requested="report" if mode in _MISSING_TOO else "ignore",
+    )
 
 
 def _load_strategies(
@@ -277,20 +283,18 @@ def load_plain_tensors(
         CheckpointingException: the load failed; raised on every rank.
     """
     strategies, failure = _load_strategies(checkpoint_dir, None, None)
-    call: Any = None
 
     def describe() -> None:
         engine_calls.raiser(failure)()
-        call.given = load_tensors_metadata(checkpoint_dir)
+        asked.given = load_tensors_metadata(checkpoint_dir)
 
+    asked = engine_calls.Asked({}, describe)
     if _load_options(strategies) is None:
-        call = user_strategies.Load(
-            {}, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
-        )
         with _ranks.call_of(process_group, Deadline(timeout)):
-            return call.run(describe)[0]  # type: ignore[no-any-return]
-    call = engine_calls.Asked({}, describe)
-    return engine_calls.engine_load(call, checkpoint_dir, group=process_group, timeout=timeout)
+            return user_strategies.load(
+                asked, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
+            )
+    return engine_calls.engine_load(asked, checkpoint_dir, group=process_group, timeout=timeout)
 
 
 @raises_stocks_errors

@@ -164,77 +164,6 @@ def asked_built(asked: Any) -> Any:
     return dict_list_map_outplace(of, asked)
 
 
-class _Merging:
-    """Makes the result of a load: merges factories and leaves out unexpected keys.
-
-    Attributes:
-        unexpected: keys of this rank's entities that are not in the checkpoint.
-    """
-
-    def __init__(self, kept: set[str]) -> None:
-        self._kept = kept
-        self.unexpected: set[str] = set()
-
-    def merged(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
-        """Makes the value for a place of the result.
-
-        Args:
-            asked: the value of asked_of() at this place.
-            made: the value of asked_built() at this place.
-            loaded: the engine's result for it.
-            path: path of the place.
-        """
-        if isinstance(asked, ShardedTensorFactory):
-            before = len(self.unexpected)
-            for item in _leaves(made):
-                self._is_left_out(item, path)
-            return _LEFT_OUT if len(self.unexpected) > before else asked.merge_fn(loaded)
-        if isinstance(asked, dict) and isinstance(loaded, dict):
-            return self._dict(asked, made, loaded, path)
-        if isinstance(asked, list) and isinstance(loaded, list):
-            return self._list(asked, made, loaded, path)
-        return _LEFT_OUT if self._is_left_out(asked, path) else loaded
-
-    def _is_left_out(self, item: Any, path: tuple[Any, ...]) -> bool:
-        if isinstance(item, ShardedBase):
-            kept_as = item.unique_key if isinstance(item, ShardedObject) else item.key
-            return self._is_unexpected(kept_as, item.key)
-        where = ".".join(map(str, path))
-        if isinstance(item, entities.ShardedObject):
-            return self._is_unexpected(item.unique_key, item.key)
-        if isinstance(item, entities.ShardedTensor):
-            return self._is_unexpected(item.key or where, item.key or where)
-        if _is_dtensor(item):
-            return self._is_unexpected(where, where)
-        return _is_common(item) and where in self._kept
-
-    def _is_unexpected(self, kept_as: str, key: str) -> bool:
-        if kept_as in self._kept:
-            self.unexpected.add(key)
-        return kept_as in self._kept
-
-    def _dict(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
-        result = {}
-        for key, value in loaded.items():
-            if key in asked:
-                value = self.merged(asked[key], made[key], value, (*path, key))
-            if value is not _LEFT_OUT:
-                result[key] = value
-        return result if result or not loaded or not path else _LEFT_OUT
-
-    def _list(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
-        places = list(range(len(asked)))
-        if len(asked) != len(loaded):  # common elements are only in one: pair the other elements
-            places = [place for place in places if _holds(asked[place], _is_entity)]
-        result = [
-            self.merged(asked[place], made[place], value, (*path, place))
-            for place, value in zip(places, loaded, strict=True)
-        ]
-        return [value for value in result if value is not _LEFT_OUT] or (
-            _LEFT_OUT if loaded else []
-        )
-
-
 def raiser(failure: Exception | None) -> Callable[[], None]:
     """A `check` that raises a rank's failure, if there is one; all ranks then raise it."""
 
@@ -287,11 +216,74 @@ class Asked(Prepared):
 
     def finish(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
         """Returns the result, after missing and unexpected keys have been judged."""
-        merging = _Merging(kept)
-        result = merging.merged(self._asked, self._made, loaded)
-        self.missing, self.unexpected = _not_requested(report), merging.unexpected
+        result = self.merge(loaded, kept)
+        self.missing = _not_requested(report)
         self.judge(self.missing, self.unexpected)
-        return result  # type: ignore[no-any-return]
+        return result
+
+    def merge(self, loaded: dict[Any, Any], kept: set[str]) -> dict[Any, Any]:
+        """Merges the parts of factories, and leaves out what was not loaded (`kept`)."""
+        self._kept, self.unexpected = kept, set()
+        return self._merged(self._asked, self._made, loaded)  # type: ignore[no-any-return]
+
+    def _merged(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
+        """Makes the value for a place of the result.
+
+        Args:
+            asked: the value of asked_of() at this place.
+            made: the value of asked_built() at this place.
+            loaded: the engine's result for it.
+            path: path of the place.
+        """
+        if isinstance(asked, ShardedTensorFactory):
+            before = len(self.unexpected)
+            for item in _leaves(made):
+                self._is_left_out(item, path)
+            return _LEFT_OUT if len(self.unexpected) > before else asked.merge_fn(loaded)
+        if isinstance(asked, dict) and isinstance(loaded, dict):
+            return self._dict(asked, made, loaded, path)
+        if isinstance(asked, list) and isinstance(loaded, list):
+            return self._list(asked, made, loaded, path)
+        return _LEFT_OUT if self._is_left_out(asked, path) else loaded
+
+    def _is_left_out(self, item: Any, path: tuple[Any, ...]) -> bool:
+        if isinstance(item, ShardedBase):
+            kept_as = item.unique_key if isinstance(item, ShardedObject) else item.key
+            return self._is_unexpected(kept_as, item.key)
+        where = ".".join(map(str, path))
+        if isinstance(item, entities.ShardedObject):
+            return self._is_unexpected(item.unique_key, item.key)
+        if isinstance(item, entities.ShardedTensor):
+            return self._is_unexpected(item.key or where, item.key or where)
+        if _is_dtensor(item):
+            return self._is_unexpected(where, where)
+        return _is_common(item) and where in self._kept
+
+    def _is_unexpected(self, kept_as: str, key: str) -> bool:
+        if kept_as in self._kept:
+            self.unexpected.add(key)
+        return kept_as in self._kept
+
+    def _dict(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
+        result = {}
+        for key, value in loaded.items():
+            if key in asked:
+                value = self._merged(asked[key], made[key], value, (*path, key))
+            if value is not _LEFT_OUT:
+                result[key] = value
+        return result if result or not loaded or not path else _LEFT_OUT
+
+    def _list(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
+        places = list(range(len(asked)))
+        if len(asked) != len(loaded):  # common elements are only in one: pair the other elements
+            places = [place for place in places if _holds(asked[place], _is_entity)]
+        result = [
+            self._merged(asked[place], made[place], value, (*path, place))
+            for place, value in zip(places, loaded, strict=True)
+        ]
+        return [value for value in result if value is not _LEFT_OUT] or (
+            _LEFT_OUT if loaded else []
+        )
 
 
 def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:

@@ -36,10 +36,9 @@ from tilestone.megatron.mapping import (
     ShardedObject,
     ShardedStateDict,
     StateDict,
-    apply_factory_merges,
 )
-from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
-from tilestone.megatron.utils import copied, extract_sharded_base
+from tilestone.megatron.state_dict_utils import save_preprocess
+from tilestone.megatron.utils import copied, extract_nonpersistent, extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
     determine_global_metadata,
@@ -164,74 +163,64 @@ def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy
     return merge(found, common_strategy.load_sharded_metadata(checkpoint_dir))
 
 
-@dataclasses.dataclass
-class Load:
-    """A load with a strategy of the user.
+def load(
+    asked: engine_calls.Asked,
+    checkpoint_dir: Any,
+    strategies: tuple[Any, Any] | None,
+    validate_access_integrity: bool,
+    strict: StrictHandling,
+) -> StateDict:
+    """Loads common state, objects and tensors of a template. Every rank calls.
 
     Args:
-        given: the template; it is not changed.
+        asked: the template. Its `check` raises first on a rank without strategies.
         checkpoint_dir: the checkpoint's directory.
         strategies: the sharded and the common strategy; None: this rank has none, and fails.
         validate_access_integrity, strict: as for `tilestone.megatron.load`.
+
+    Returns:
+        The state; the missing and unexpected keys are set in `asked`, as `strict` demands.
     """
+    group = _ranks.default_group(None)
 
-    given: ShardedStateDict
-    checkpoint_dir: Any
-    strategies: tuple[Any, Any] | None
-    validate_access_integrity: bool
-    strict: StrictHandling
+    def prepared() -> tuple[StateDict, ShardedStateDict, Any]:
+        made: Any = asked.make()
+        assert strategies is not None  # else make() has raised
+        result = strategies[1].load_common(checkpoint_dir)
+        own, rest = extract_nonpersistent(made)
+        merge(result, dict_list_map_outplace(lambda item: item.unwrap(), own))
+        stored = None
+        if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+            stored = sharded_metadata(checkpoint_dir, *strategies)
+        return result, extract_sharded_base(rest)[0], stored
 
-    def run(self, check: Callable[[], None]) -> tuple[StateDict, set[str], set[str]]:
-        """Loads common state, objects and tensors. Every rank calls.
+    result, wanted, stored = together("preparation of a load", group, prepared)
+    local = everybodys = None
+    if validate_access_integrity or StrictHandling.requires_global_app_metadata(strict):
+        local, everybodys = determine_global_metadata(wanted)
 
-        Args:
-            check: called first; if it raises, this rank has failed, and every rank raises.
+    def compared() -> Any:
+        return validate_integrity_and_strict_load(
+            wanted, strict, validate_access_integrity, local, everybodys, stored
+        )
 
-        Returns:
-            (state, missing keys, unexpected keys), as `strict` demands.
-        """
-        group = _ranks.default_group(None)
+    sharded, missing, unexpected = together("check of a load", group, compared)
 
-        def prepared() -> tuple[StateDict, ShardedStateDict, ShardedStateDict, Any]:
-            check()
-            sharded_strategy, common_strategy = self._strategies()
-            result = common_strategy.load_common(self.checkpoint_dir)
-            template, nonpersistent, factories = load_preprocess(self.given)
-            merge(result, nonpersistent)
-            sharded, _ = extract_sharded_base(template)
-            stored = None
-            if StrictHandling.requires_explicit_ckpt_mismatch_check(self.strict):
-                stored = sharded_metadata(
-                    self.checkpoint_dir, sharded_strategy, common_strategy
-                )
-            return result, sharded, factories, stored
+    def loaded() -> StateDict:
+        return merge(result, _load_sharded(sharded, checkpoint_dir, *(strategies or ())))  # type: ignore[no-any-return]
 
-        result, asked, factories, stored = together("preparation of a load", group, prepared)
-        local = everybodys = None
-        if self.validate_access_integrity or StrictHandling.requires_global_app_metadata(
-            self.strict
-        ):
-            local, everybodys = determine_global_metadata(asked)
+    together("load by a strategy", group, loaded)
+    state = together("end of a load", group, lambda: asked.merge(result, unexpected))
+    asked.missing, asked.unexpected = missing, unexpected
+    return state
 
-        def loaded() -> tuple[StateDict, set[str], set[str]]:
-            sharded, missing, unexpected = validate_integrity_and_strict_load(
-                asked, self.strict, self.validate_access_integrity, local, everybodys, stored
-            )
-            return sharded, missing, unexpected
 
-        sharded, missing, unexpected = together("check of a load", group, loaded)
-        together("load by a strategy", group, lambda: self._load_sharded(sharded, result))
-        state = together("end of a load", group, lambda: apply_factory_merges(result, factories))
-        return state, missing, unexpected
-
-    def _strategies(self) -> tuple[Any, Any]:
-        assert self.strategies is not None  # else check() has raised
-        return self.strategies
-
-    def _load_sharded(self, sharded: ShardedStateDict, result: StateDict) -> None:
-        sharded_strategy, common_strategy = self._strategies()
-        if not sharded_strategy.can_handle_sharded_objects:
-            validate_sharded_objects_handling(sharded_strategy, common_strategy)
-            objects, sharded = extract_matching_values(sharded, _is_object)
-            merge(result, common_strategy.load_sharded_objects(objects, self.checkpoint_dir))
-        merge(result, sharded_strategy.load(sharded, self.checkpoint_dir))
+def _load_sharded(
+    sharded: ShardedStateDict, checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any
+) -> StateDict:
+    result: StateDict = {}
+    if not sharded_strategy.can_handle_sharded_objects:
+        validate_sharded_objects_handling(sharded_strategy, common_strategy)
+        objects, sharded = extract_matching_values(sharded, _is_object)
+        result = common_strategy.load_sharded_objects(objects, checkpoint_dir)
+    return merge(result, sharded_strategy.load(sharded, checkpoint_dir))  # type: ignore[no-any-return]
