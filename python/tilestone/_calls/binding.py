@@ -270,8 +270,7 @@ class Bridge:
         Raises:
             InvalidArgumentError: the object can't be pickled, or could not be read back.
         """
-        pickling.check_object(item, self.as_torch)
-        pickled, archive = pickling.dumps(item, key)
+        pickled, archive = pickling.dumps(item, key, self.as_torch)
         log = self.rank == 0 and not self.as_torch  # torch's loads create objects of any class
         pickling.check(pickled, archive, key, log, self.harmless)
         return pickled, archive

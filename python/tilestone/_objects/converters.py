@@ -181,10 +181,6 @@ class Converter:
         """
         return None
 
-    def is_memory(self, item: Any) -> bool:
-        """Whether a pickle of it holds only the bytes of its memory, with no other objects."""
-        return False
-
 
 class ArrayConverter(Converter):
     """For arrays, which are whole on every rank unless an entity says otherwise."""

@@ -29,13 +29,36 @@ class _NeedsNamesError(Exception):
     """The object holds something that only _ByName can write."""
 
 
-class _Ordinary(pickle.Pickler):
-    def reducer_override(self, item: Any) -> Any:
-        if type(item) is Opaque or type(item) is DType:
-            raise _NeedsNamesError
-        if isinstance(item, (datetime.time, datetime.datetime)) and item.fold:
-            return item.__reduce_ex__(4)  # protocol 2 loses `fold`
+def _reduced(self: Any, item: Any) -> Any:
+    """The reducer_override() of both picklers, which pickle calls for what is no plain builtin.
+
+    One rank writes an object for all, so it must be complete on every rank and in host memory: a
+    shard, a process group or a tensor on a device would be lost or meaningless.
+    """
+    if isinstance(item, type):
         return NotImplemented
+    if is_stateful(item) and not self.as_torch:
+        raise InvalidArgumentError(
+            f"an object holds a {type(item).__name__}; its state_dict() and load_state_dict() "
+            "are only called if it is in a dict or a list",
+            hint="put it into a dict or a list, not into a tuple or another object",
+        )
+    converter = converters.find(item)
+    problem = None if converter is None else converter.why_not_in_object(item)
+    if problem is not None:
+        raise InvalidArgumentError(
+            f"an object holds {problem}; sharded and device data is only allowed in dicts, in "
+            "lists and in the result of state_dict(), not inside tuples and other objects"
+        )
+    if type(item) is Opaque or type(item) is DType:
+        raise _NeedsNamesError
+    if isinstance(item, (datetime.time, datetime.datetime)) and item.fold:
+        return item.__reduce_ex__(4)  # protocol 2 loses `fold`
+    return NotImplemented
+
+
+class _Ordinary(pickle.Pickler):
+    reducer_override = _reduced
 
 
 # The standard library's pickler written in Python, whose methods can be overridden.
@@ -44,6 +67,8 @@ _PythonPickler: Any = vars(pickle)["_Pickler"]
 
 class _ByName(_PythonPickler):  # type: ignore[misc]
     """Writes classes by name, so that they need not be importable."""
+
+    reducer_override = _reduced
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         if type(obj) is Opaque:
@@ -86,8 +111,9 @@ class _ByName(_PythonPickler):  # type: ignore[misc]
             self.write(pickle.BUILD)
 
 
-def _dumped(item: Any, pickler: Any, protocol: int) -> bytes:
+def _dumped(item: Any, kind: Any, protocol: int, as_torch: bool) -> bytes:
     buffer = io.BytesIO()
+    pickler = type(kind.__name__, (kind,), {"as_torch": as_torch})
     if "torch" in sys.modules:
         import torch
 
@@ -98,34 +124,37 @@ def _dumped(item: Any, pickler: Any, protocol: int) -> bytes:
     return buffer.getvalue()
 
 
-def dumps(item: Any, key: str) -> tuple[bytes, bool]:
+def dumps(item: Any, key: str, as_torch: bool = False) -> tuple[bytes, bool]:
     """Pickles an object.
+
+    Args:
+        as_torch: objects with state_dict() are pickled like others.
 
     Returns:
         The pickle, and whether it is a torch.save archive (which it is if torch is loaded).
 
     Raises:
-        InvalidArgumentError: the object can't be pickled; the error names the key and the cause.
+        InvalidArgumentError: the object can't be pickled, or its pickle would not be complete; the
+            error names the key and says what the object holds.
     """
     try:
         try:
-            pickled = _dumped(item, _Ordinary, 2)
+            pickled = _dumped(item, _Ordinary, 2, as_torch)
         except _NeedsNamesError:
-            pickled = _dumped(item, _ByName, 4)
-    except (CheckpointError, MemoryError):
+            pickled = _dumped(item, _ByName, 4, as_torch)
+    except CheckpointError as error:
+        error.add_key(key)
+        raise
+    except MemoryError:
         raise
     except Exception as error:
-        raise _not_pickled(item, error, key) from error
+        name = f"{type(item).__module__}.{type(item).__qualname__}"
+        raise InvalidArgumentError(
+            f"an object of {name} can't be pickled: {type(error).__name__}: {error}",
+            key=key,
+            hint=hint_for_unpicklable(item),
+        ) from error
     return pickled, "torch" in sys.modules
-
-
-def _not_pickled(item: Any, error: Exception, key: str = "") -> InvalidArgumentError:
-    name = f"{type(item).__module__}.{type(item).__qualname__}"
-    return InvalidArgumentError(
-        f"an object of {name} can't be pickled: {type(error).__name__}: {error}",
-        key=key,
-        hint=hint_for_unpicklable(item),
-    )
 
 
 def check(
@@ -154,64 +183,3 @@ def check(
             key,
             name,
         )
-
-
-# ---- What a pickled object may contain ----
-#
-# One rank writes such an object for all, so it must be complete on every rank and in host memory: a
-# shard, a process group or a tensor on a device would be lost or meaningless.
-
-
-class _NullFile:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-class _CheckingPickler(pickle.Pickler):
-    """Checks every object while pickling; the output is discarded."""
-
-    def __init__(self, as_torch: bool) -> None:
-        self._as_torch = as_torch
-        # With out-of-band buffers, arrays are not copied.
-        super().__init__(_NullFile(), protocol=5, buffer_callback=lambda _: None)
-
-    def reducer_override(self, item: Any) -> Any:
-        """Called by pickle for every object that is not of a plain builtin type."""
-        if isinstance(item, type):
-            return NotImplemented
-        if is_stateful(item) and not self._as_torch:
-            raise InvalidArgumentError(
-                f"an object holds a {type(item).__name__}; its state_dict() and load_state_dict() "
-                "are only called if it is in a dict or a list",
-                hint="put it into a dict or a list, not into a tuple or another object",
-            )
-        converter = converters.find(item)
-        if converter is None:
-            return NotImplemented
-        problem = converter.why_not_in_object(item)
-        if problem is not None:
-            raise InvalidArgumentError(
-                f"an object holds {problem}; sharded and device data is only allowed in dicts, in "
-                "lists and in the result of state_dict(), not inside tuples and other objects"
-            )
-        if converter.is_memory(item):
-            return int, (), getattr(item, "__dict__", None) or None
-        return NotImplemented
-
-
-def check_object(item: Any, as_torch: bool = False) -> None:
-    """Refuses an object that can't be pickled, or whose pickle would not be complete.
-
-    Args:
-        item: the object that is about to be pickled.
-        as_torch: objects with state_dict() are pickled like others.
-
-    Raises:
-        InvalidArgumentError: says what the object holds, or why pickle refuses it.
-    """
-    try:
-        _CheckingPickler(as_torch).dump(item)
-    except InvalidArgumentError:
-        raise
-    except Exception as error:
-        raise _not_pickled(item, error) from error

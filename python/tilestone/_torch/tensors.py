@@ -79,21 +79,6 @@ def _group_types() -> tuple[type, ...]:
     return dist.ProcessGroup, DeviceMesh
 
 
-def why_not_in_object(item: Any) -> str | None:
-    """Converter.why_not_in_object() of a tensor or a storage."""
-    if item.device.type != "cpu":
-        return f"a tensor on the device {item.device}"
-    if isinstance(item, torch.Tensor):
-        if type(item) not in _PLAIN:
-            return f"a {type(item).__name__}, which is a subclass of Tensor"
-        attributes = [name for name in vars(item) if not name.startswith("_")]
-        if type(item) is torch.Tensor and attributes and not hasattr(item, "_is_buffer"):
-            return f"a tensor with the attribute {attributes[0]}, which a load would not restore"
-        known = item.dtype in _names()
-        return _why_not_memory(item) or (None if known else f"a tensor of {item.dtype}")
-    return None
-
-
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -393,10 +378,15 @@ class _TensorConverter(converters.ArrayConverter):
         return variable_in_common(item) or host_view(item)
 
     def why_not_in_object(self, item: Any) -> str | None:
-        return why_not_in_object(item)
-
-    def is_memory(self, item: Any) -> bool:
-        return True
+        if item.device.type != "cpu":
+            return f"a tensor on the device {item.device}"
+        if type(item) not in _PLAIN:
+            return f"a {type(item).__name__}, which is a subclass of Tensor"
+        attributes = [name for name in vars(item) if not name.startswith("_")]
+        if type(item) is torch.Tensor and attributes and not hasattr(item, "_is_buffer"):
+            return f"a tensor with the attribute {attributes[0]}, which a load would not restore"
+        known = item.dtype in _names()
+        return _why_not_memory(item) or (None if known else f"a tensor of {item.dtype}")
 
 
 class _PartConverter(converters.PartConverter):
@@ -447,14 +437,6 @@ class _DistributedConverter(converters.PartConverter):
         return view(item, for_load)  # raises an error
 
 
-class _StorageConverter(converters.Converter):
-    def why_not_in_object(self, item: Any) -> str | None:
-        return why_not_in_object(item)
-
-    def is_memory(self, item: Any) -> bool:
-        return True
-
-
 class _GroupConverter(converters.Converter):
     def why_not_in_object(self, item: Any) -> str | None:
         return f"a {type(item).__name__}"
@@ -470,8 +452,6 @@ def register() -> None:
     converters.add(torch.Tensor, _TensorConverter())
     converters.add_parts(states_position, _PartConverter())
     converters.add(is_distributed, _DistributedConverter())
-    converters.add(torch.UntypedStorage, _StorageConverter())
-    converters.add(torch.TypedStorage, _StorageConverter())
     converters.add(torch.dtype, _TorchDtypeConverter())
     for group in _group_types():
         converters.add(group, _GroupConverter())
