@@ -102,6 +102,7 @@ TEST(Pickle, NamesOfPython2AreThoseOfPython3UpToProtocol2) {
   EXPECT_EQ(repr("cexceptions\nValueError\n)R."), "ValueError()");
   EXPECT_EQ(repr("cUserList\nUserList\n."), "collections.UserList");
   EXPECT_EQ(repr("ccopy_reg\nf\n."), "copyreg.f");
+  EXPECT_EQ(repr("ccommands\nf\n."), "commands.f");  // no name that stands in state dicts
   EXPECT_EQ(to_string(read_pickle(as_bytes("\x80\x03"
                                            "c__builtin__\nxrange\n."))),
             "__builtin__.xrange");

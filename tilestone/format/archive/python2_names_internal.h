@@ -1,5 +1,7 @@
-// Python 3's names of the modules, classes and functions that pickles of protocol 0, 1 and 2 name
-// as in Python 2. The table is that of Python's own pickle module (_compat_pickle).
+// Python 3's names of modules, classes and functions that pickles of protocol 2 name as in
+// Python 2. Python 3 itself writes that protocol so. Of its table (_compat_pickle) these are the
+// rows of what may stand in a state dict. Other names stay as they are, and Python maps them when
+// it reads the pickle.
 #pragma once
 
 #include <cstdint>
