@@ -116,6 +116,30 @@ std::optional<uint32_t> same_file(const EarlierStep& earlier, const Receipt& rec
   return there.size == wanted.size && there.steps < wanted.steps ? same : std::nullopt;
 }
 
+// Copies a file from its beginning to its end.
+void copy_file(StepCopy& step, const ReceiptFile& file, RangeCheck check, Rate& rate,
+               BufferPool& buffers, const Deadline& deadline) {
+  const std::string& name = step.scratch.empty() ? file.name : step.scratch;
+  Storage& to = *step.to;
+  if (to.stat(name)) to.remove(name);
+  step.made.push_back(name);
+  const auto target = to.create(name, file.size, deadline);
+  for (uint64_t offset = 0; offset < file.size;) {
+    Buffer buffer = buffers.acquire(deadline);
+    buffer.set_size(std::min<uint64_t>(buffer.capacity(), file.size - offset));
+    const size_t size = buffer.size();
+    step.from(file.name, offset, buffer.space().first(size));
+    check.take(offset, buffer.view());
+    target->append(std::move(buffer));
+    offset += size;
+    if (deadline.expired()) throw Error(ErrorCode::kTimeout, "the deadline passed while copying");
+    rate.count(size, deadline);
+  }
+  target->sync(deadline);
+  target->close();
+  if (!step.scratch.empty()) to.rename(step.scratch, file.name, true);
+}
+
 }  // namespace
 
 ReadRange reading_of(std::shared_ptr<Storage> folder) {
@@ -157,27 +181,6 @@ void StepCopy::run(const std::vector<Receipt>& receipts, const std::set<std::str
                    const Deadline& deadline) {
   Rate rate(bytes_per_second);
   const auto buffers = BufferPool::create(2 * BufferPool::kDefaultBuffer);
-  const auto copy = [&](const ReceiptFile& file, std::vector<RangeSum> sums) {
-    const std::string& name = scratch.empty() ? file.name : scratch;
-    if (to->stat(name)) to->remove(name);
-    made.push_back(name);
-    const auto target = to->create(name, file.size, deadline);
-    RangeCheck check(std::move(sums));
-    for (uint64_t offset = 0; offset < file.size;) {
-      Buffer buffer = buffers->acquire(deadline);
-      buffer.set_size(std::min<uint64_t>(buffer.capacity(), file.size - offset));
-      const size_t size = buffer.size();
-      from(file.name, offset, buffer.space().first(size));
-      check.take(offset, buffer.view());
-      target->append(std::move(buffer));
-      offset += size;
-      if (deadline.expired()) throw Error(ErrorCode::kTimeout, "the deadline passed while copying");
-      rate.count(size, deadline);
-    }
-    target->sync(deadline);
-    target->close();
-    if (!scratch.empty()) to->rename(scratch, file.name, true);
-  };
   for (const Receipt& receipt : receipts) {
     const auto is_shared = [&](const ReceiptFile& file) {
       return earlier != nullptr && file.steps > 1 && names.contains(file.name);
@@ -197,7 +200,7 @@ void StepCopy::run(const std::vector<Receipt>& receipts, const std::set<std::str
           if (to->stat(file.name)) to->remove(file.name);
           if (step->link(*same, *to, file.name, deadline)) continue;
         }
-        copy(file, std::move(sums[i]));
+        copy_file(*this, file, RangeCheck(std::move(sums[i])), rate, *buffers, deadline);
       } catch (Error& error) {
         if (error.file().empty()) error.with_file(file.name);
         throw;

@@ -5,6 +5,7 @@
 #include <future>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -26,6 +27,25 @@ std::shared_ptr<const Location> step_before(const HostFolder& folder, const std:
     found = std::make_shared<const Location>(folder.at(held.folder));
   }
   return found;
+}
+
+// The files of a step that this host is to keep and lacks, and of each a rank whose host has it.
+std::map<std::string, int> lacking(const SaidStep& step, const std::vector<Receipt>& receipts,
+                                   int host, const std::vector<int>& first_of,
+                                   const std::vector<int>& targets) {
+  std::map<std::string, int> owners;
+  if (receipts.size() != first_of.size()) return owners;  // of another layout
+  size_t index = 0;                                       // of the step's files
+  for (const Receipt& receipt : receipts) {
+    const auto rank = static_cast<size_t>(receipt.rank);
+    const bool keeps = targets.at(rank) == host || first_of.at(rank) == host;
+    for (const ReceiptFile& file : receipt.files) {
+      const std::vector<int>& found = step.holders.at(index++);
+      const bool is_here = std::ranges::find(found, host) != found.end();
+      if (keeps && !is_here && !found.empty()) owners.emplace(file.name, found.front());
+    }
+  }
+  return owners;
 }
 
 }  // namespace
@@ -84,21 +104,9 @@ void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_
     if (!is_first) return;
     const Deadline deadline = Deadline::never().with_interrupt(interrupt);
     const Manifest manifest = folder.manifest(folder.get(save_id));
-    if (manifest.receipts.size() != first_of.size()) return;  // of another layout
-    std::set<std::string> names;
-    std::map<std::string, int> owners;
-    size_t index = 0;  // of the step's files
-    for (const Receipt& receipt : manifest.receipts) {
-      const auto rank = static_cast<size_t>(receipt.rank);
-      const bool keeps = targets.at(rank) == host || first_of.at(rank) == host;
-      for (const ReceiptFile& file : receipt.files) {
-        const std::vector<int>& found = said->holders.at(index++);
-        const bool is_here = std::ranges::find(found, host) != found.end();
-        if (!keeps || is_here || found.empty()) continue;
-        names.insert(file.name);
-        owners.emplace(file.name, found.front());
-      }
-    }
+    const auto owners = lacking(*said, manifest.receipts, host, first_of, targets);
+    const auto named = std::views::keys(owners);
+    const std::set<std::string> names(named.begin(), named.end());
     const auto from = [&](const std::string& file, uint64_t offset, MutableByteView target) {
       const FarRange range{owners.at(file), file, offset, target.size(), target.data()};
       reads.get({&range, 1}, deadline);

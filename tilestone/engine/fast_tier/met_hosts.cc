@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
+#include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/agree.h"
@@ -44,6 +45,14 @@ Decision decide(int round, const std::vector<Bytes>& said) {
   return {std::move(out).take(), round == 1};
 }
 
+// The lowest rank whose file is here. `ids`: of all ranks, in their order.
+int first_here(Storage& root, int rank, const Bytes& ids, size_t size) {
+  ByteReader in(ids, "what ranks say of their hosts");
+  int first = 0;
+  while (first < rank && !root.stat(kRank + std::string(as_text(in.raw(size))))) ++first;
+  return first;
+}
+
 }  // namespace
 
 MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
@@ -52,17 +61,12 @@ MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
   const std::string own = random_uuid();
   MetHosts hosts;
   const auto say = [&](int round, const Bytes& answer) {
-    ByteReader in(answer, "what ranks say of their hosts");
-    ByteWriter out;
     if (round == 0) {
       check();
       leave(root, kRank + own, deadline);
       return to_bytes(own);
     }
-    int first = 0;  // the lowest rank whose file is here
-    while (first < comm.rank() && !root.stat(kRank + std::string(as_text(in.raw(own.size()))))) {
-      ++first;
-    }
+    const int first = first_here(root, comm.rank(), answer, own.size());
     if (first == comm.rank()) {
       hosts.claim = claim(root, deadline);
       folder.remove_leftovers();
@@ -70,16 +74,13 @@ MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
         hosts.ordinal = std::max(hosts.ordinal, lineage_of(held.about.attributes).ordinal);
       }
     }
+    ByteWriter out;
     out.varint(static_cast<uint64_t>(first));
     out.varint(hosts.ordinal);
     return std::move(out).take();
   };
   const auto remove = [&] {
-    try {
-      root.remove(kRank + own);
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, error.what());
-    }
+    or_log(LogLevel::kDebug, "meeting at a fast tier", [&] { root.remove(kRank + own); });
   };
   try {
     const Bytes answer = agree(comm, "meeting at a fast tier", deadline, say, decide);

@@ -61,6 +61,31 @@ std::optional<StepInfo> newest_there(const RunDirectory& run, std::vector<StepIn
   return found;
 }
 
+// The steps that the hosts say they have, once the run continues from `from`: those that its line
+// has left or no host has whole come first. Which of them drain: those of the line that are newer
+// than its newest step in the directory. Older ones were drained too, and may have been removed
+// there, or were given up.
+std::vector<SaidStep> continued(std::vector<SaidStep> said, const RunDirectory& directory,
+                                const std::vector<StepInfo>& there, const StepInfo& from) {
+  std::vector<StepInfo> all = there;
+  for (const SaidStep& each : said) all.push_back(each.info());
+  const Line line = line_of(all, from);
+  const auto drained = std::ranges::find_if(line, [&](const StepInfo* each) {
+    const auto same = std::ranges::find(there, each->save_id, &StepInfo::save_id);
+    return same != there.end() && directory.look(*same).state == StepState::kDurable;
+  });
+  const uint64_t least = drained == line.end() ? 0 : (*drained)->lineage.ordinal + 1;
+  std::set<std::string> on_line;
+  for (const StepInfo* each : line) on_line.insert(each->save_id);
+  for (SaidStep& each : said) {
+    each.drains = each.drains && on_line.contains(each.save_id) && each.lineage.ordinal >= least;
+  }
+  std::ranges::stable_partition(said, [&](const SaidStep& each) {
+    return !on_line.contains(each.save_id) || !each.is_whole();
+  });
+  return said;
+}
+
 // As in base/both_ways.h.
 void walk_choice(auto& io, auto& choice) {
   walk_step(io, choice.step);
@@ -158,29 +183,8 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   Choice choice;
   if (takes_hosts) choice.step = *newest;
   if (takes_hosts && stands(*newest)) choice.stands_there = tip->name;
-
-  std::vector<StepInfo> all = there;
-  for (const SaidStep& each : said) all.push_back(each.info());
   const StepInfo from = takes_hosts ? newest->info() : tip.value_or(StepInfo());
-  const Line line = line_of(all, from);
-  const auto has = [&](const StepInfo* each) {
-    const auto same = std::ranges::find(there, each->save_id, &StepInfo::save_id);
-    return same != there.end() && directory.look(*same).state == StepState::kDurable;
-  };
-  // What is older than the newest step of the line that the directory has was drained too, and may
-  // have been removed there, or was given up.
-  const auto drained = std::ranges::find_if(line, has);
-  const uint64_t least = drained == line.end() ? 0 : (*drained)->lineage.ordinal + 1;
-  std::set<std::string> on_line;
-  for (const StepInfo* each : line) on_line.insert(each->save_id);
-  for (SaidStep& each : said) {
-    each.drains = each.drains && on_line.contains(each.save_id) && each.lineage.ordinal >= least;
-  }
-  // What the line has left, or no host has whole, goes first.
-  std::ranges::stable_partition(said, [&](const SaidStep& each) {
-    return !on_line.contains(each.save_id) || !each.is_whole();
-  });
-  choice.of_run = std::move(said);
+  choice.of_run = continued(std::move(said), directory, there, from);
   return choice;
 }
 
