@@ -1,7 +1,6 @@
 #include "tilestone/engine/fast_tier/copying_internal.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <map>
 #include <tuple>
@@ -151,30 +150,6 @@ ReadRange reading_of(std::shared_ptr<Storage> folder) {
     const ReadOp op{file.get(), offset, target.size(), target.data()};
     if (!target.empty()) folder->read({&op, 1}, {}, [](size_t, ByteView) {});
   };
-}
-
-bool is_intact(const ReadRange& from, const std::vector<Receipt>& receipts, const std::string& name,
-               const Deadline& deadline) try {
-  Bytes buffer(BufferPool::kDefaultBuffer);
-  for (const Receipt& receipt : receipts) {
-    std::vector<std::vector<RangeSum>> sums = range_sums(receipt);
-    for (size_t i = 0; i < receipt.files.size(); ++i) {
-      const ReceiptFile& file = receipt.files[i];
-      if (file.name != name) continue;
-      RangeCheck check(std::move(sums[i]));
-      for (uint64_t offset = 0; offset < file.size && !deadline.expired();) {
-        const auto piece =
-            MutableByteView(buffer).first(std::min<uint64_t>(buffer.size(), file.size - offset));
-        from(name, offset, piece);
-        check.take(offset, piece);
-        offset += piece.size();
-      }
-    }
-  }
-  return true;
-} catch (const Error& error) {
-  if (error.code() != ErrorCode::kCorrupt && error.sys_errno() != EIO) throw;
-  return false;
 }
 
 void StepCopy::run(const std::vector<Receipt>& receipts, const std::set<std::string>& names,

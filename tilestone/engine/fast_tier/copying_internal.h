@@ -24,10 +24,6 @@ using ReadRange =
 // Files that lie in a folder; each stays open.
 ReadRange reading_of(std::shared_ptr<Storage> folder);
 
-// Whether a file of the receipts has the bytes that were saved, by its checksums.
-bool is_intact(const ReadRange& from, const std::vector<Receipt>& receipts, const std::string& name,
-               const Deadline& deadline);
-
 // Used once, by one thread. Takes two buffers of 8 MiB.
 struct StepCopy {
   ReadRange from = {};

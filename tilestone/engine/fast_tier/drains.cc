@@ -7,8 +7,7 @@
 //     a process died after it had committed, the drain is over.
 //  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
 //     way, links those that the step drained before has (SaveOptions::reuse), which it does not
-//     read, and makes them durable. Every two seconds the ranks meet: one that is lost is missed. A
-//     damaged file is set aside if another host has it, too, which the next try then copies.
+//     read, and makes them durable. Every two seconds the ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //
@@ -264,24 +263,12 @@ void Drains::copy(const SaidStep& step, int rank, StepCopy& work, const Deadline
   };
   if (std::ranges::none_of(step.holders, copies)) return;
   const HeldStep own = folder_.get(step.save_id);
-  std::set<std::string> names, others_have;
+  std::set<std::string> names;
   for (size_t i = 0; i < step.holders.size(); ++i) {
-    const std::string& name = own.about.files.at(i).name;
-    if (copies(step.holders[i])) names.insert(name);
-    if (step.holders[i].size() > 1) others_have.insert(name);
+    if (copies(step.holders[i])) names.insert(own.about.files.at(i).name);
   }
   work.from = reading_of(folder_.at(own.folder));
-  try {
-    work.run(folder_.manifest(own).receipts, names, deadline);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt || !others_have.contains(error.file()) ||
-        !folder_.set_aside(own.folder, error.file())) {
-      throw;
-    }
-    throw Error(ErrorCode::kNotFound,
-                "the next try takes another host's copy of a damaged file: " + error.message())
-        .with_file(error.file());
-  }
+  work.run(folder_.manifest(own).receipts, names, deadline);
 }
 
 void Drains::drain(const Communicator& comm, const SaidStep& step) {

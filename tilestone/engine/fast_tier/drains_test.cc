@@ -144,25 +144,6 @@ TEST(DrainWithFaults, AStepIsDrainedByTheNextStartWhereverTheMachineDies) {
       });
 }
 
-TEST(DrainWithFaults, ADamagedFileIsCopiedFromTheHostThatHasAnotherOne) {
-  const Kept kept = kept_step();
-  const std::string folder = HostFolder::folder_of(1, kept.save_id);
-  const auto copy = [&](size_t from, size_t to, bool damaged) {
-    for (const ReceiptFile& file : kept.hosts[from].get(kept.save_id).about.files) {
-      if (!kept.hosts[from].at(folder)->stat(file.name)) continue;
-      Bytes bytes = read_file(*kept.hosts[from].at(folder), file.name, file.size);
-      if (damaged) bytes.back() ^= std::byte{1};
-      kept.hosts[to].at(folder)->put(file.name, bytes, Condition::always(), ".tmp",
-                                     Deadline::never());
-    }
-  };
-  copy(0, 1, false);  // of rank 0
-  copy(0, 0, true);
-  const auto disk = FaultDisk::create(memory_storage());
-  drain(kept, *disk);
-  EXPECT_TRUE(shows_the_step(disk->storage()));
-}
-
 TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {
   const Kept kept = kept_step();
   const auto disk = memory_storage();

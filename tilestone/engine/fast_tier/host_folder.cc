@@ -110,15 +110,6 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
   folder->publish(kKept, kScratch, index.about.encode(), false, deadline);
 }
 
-bool HostFolder::set_aside(const std::string& folder, const std::string& file) const noexcept try {
-  at(folder)->rename(file, file + kAside, true);
-  return true;
-} catch (const std::exception& error) {
-  log(LogLevel::kWarning,
-      fmt::format("a damaged file of {} still counts: {}", folder, error.what()));
-  return false;
-}
-
 void HostFolder::remove(const std::string& folder) const noexcept {
   try {
     if (!root_->stat(folder)) return;  // a replaced host never had it

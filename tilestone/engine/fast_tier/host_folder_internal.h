@@ -50,10 +50,6 @@ class HostFolder {
   static KeptIndex read(Storage& step, const KeptStep& about);
   // Makes the index durable, `.kept` last.
   void keep(const std::string& folder, const KeptIndex& index, const Deadline& deadline) const;
-  // A damaged file of a step counts no more; it stays beside the others. False, which is logged: it
-  // could not be renamed.
-  bool set_aside(const std::string& folder, const std::string& file) const noexcept;
-  static constexpr const char* kAside = ".damaged";  // at the end of its name then
   // Failures are logged.
   void remove(const std::string& folder) const noexcept;
   // Removes the folders without `.kept`, which saves have left that were killed.

@@ -8,10 +8,9 @@
 //     leaves.
 //  2. A step on the hosts is loaded as any checkpoint is, from a storage that reads this host's
 //     files itself, those of other hosts through HostReads, so the layout may be another one, and
-//     what no host has in the run's directory, if that has the step. A damaged file is set aside if
-//     it is in another place, too, and the step loaded once more. If the step is damaged otherwise,
-//     and the directory has it, or with `fallback`, the next one is chosen, from the hosts and the
-//     directory again; so it is if one of the directory is damaged.
+//     what no host has in the run's directory, if that has the step. If the step is
+//     damaged, and the directory has it, or with `fallback`, the next one is chosen, from the hosts
+//     and the directory again; so it is if one of the directory is damaged.
 //  3. What is whole on the hosts, should be in the run's directory, and is newer on the run's line
 //     than the newest step that the directory has of it, is drained from now on.
 #include <fmt/format.h>
@@ -27,7 +26,6 @@
 #include "tilestone/engine/fast_tier/host_reads_internal.h"
 #include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
-#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/data_file_name.h"
@@ -260,54 +258,6 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const Load& give
   end();
 }
 
-// Every rank, after a load that has failed: whether the file that is damaged is in several places,
-// hosts or the run's directory. If so, each host sets its own aside if that is the damaged one, and
-// the step can be loaded once more.
-bool Tier::sets_aside(const Choice& choice, const Error& error, const Deadline& deadline,
-                      Aside& aside) const {
-  if (error.code() != ErrorCode::kCorrupt && !is_unreadable(error)) return false;
-  const SaidStep& step = choice.step;
-  const std::string folder = HostFolder::folder_of(step.step, step.save_id);
-  const KeptStep about = KeptStep::decode(choice.record, folder);
-  const auto file = std::ranges::find(about.files, error.file(), &ReceiptFile::name);
-  if (file == about.files.end()) return false;
-  const auto& holders = step.holders.at(static_cast<size_t>(file - about.files.begin()));
-  const size_t places = holders.size() + (choice.stands_there.empty() ? 0 : 1);
-  if (places < 2 || !aside.tried.insert(file->name).second) return false;
-  aside.save_id = step.save_id;
-  aside.why = error;
-  if (meeting_.is_coordinator()) {
-    log(LogLevel::kWarning, fmt::format("step {} is read once more, from where its files are "
-                                        "intact: {}",
-                                        step.step, error.what()));
-  }
-  if (std::ranges::find(holders, meeting_.rank()) == holders.end()) return true;
-  or_log(LogLevel::kWarning, "looking at a damaged file", [&] {
-    const auto own = reading_of(folder_.at(folder));
-    if (is_intact(own, folder_.manifest(folder_.get(step.save_id)).receipts, file->name,
-                  deadline)) {
-      return;
-    }
-    if (!folder_.set_aside(folder, file->name)) return;
-    aside.folders.push_back(folder);
-    aside.files.push_back(file->name);
-  });
-  return true;
-}
-
-// Every rank, once a step was chosen anew: if no place had the files intact that were set aside,
-// they get their names back, and the step counts as damaged.
-void Tier::expect_intact(const Choice& choice, bool fallback, const Aside& aside) const {
-  if (!aside.why || fallback || choice.step.save_id == aside.save_id) return;
-  for (size_t i = 0; i < aside.files.size(); ++i) {
-    or_log(LogLevel::kWarning, "putting back a damaged file", [&] {
-      folder_.at(aside.folders[i])
-          ->rename(aside.files[i] + HostFolder::kAside, aside.files[i], true);
-    });
-  }
-  throw *aside.why;
-}
-
 void Tier::adopt(const Choice& choice, std::optional<uint64_t> loaded_there) {
   run_.note_ordinal(hosts_.ordinal);
   drains_.note_earlier(loaded_there);
@@ -358,7 +308,6 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
   refuse_in_child();
   const std::unique_lock restoring(restoring_);
   std::set<std::string> damaged;
-  Aside aside;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
     if (!choice.is_on_hosts()) {
@@ -371,18 +320,14 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
     try {
       load(choice, limit(), given);
     } catch (const Error& error) {
-      const bool once_more = sets_aside(choice, error, limit(), aside);
-      if (!once_more) {
-        if (!is_about_files(error) || (choice.stands_there.empty() && !fallback)) throw;
-        damaged.insert(choice.step.save_id);
-        if (comm.is_coordinator()) {
-          log(LogLevel::kWarning,
-              fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
-                          choice.step.step, error.what()));
-        }
+      if (!is_about_files(error) || (choice.stands_there.empty() && !fallback)) throw;
+      damaged.insert(choice.step.save_id);
+      if (comm.is_coordinator()) {
+        log(LogLevel::kWarning,
+            fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
+                        choice.step.step, error.what()));
       }
       choice = agreed(comm, step, fallback, damaged, limit());
-      if (once_more) expect_intact(choice, fallback, aside);
       continue;
     }
     std::vector<StepInfo> others;

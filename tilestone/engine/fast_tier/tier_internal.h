@@ -95,13 +95,6 @@ class Tier : public std::enable_shared_from_this<Tier> {
 
     bool is_on_hosts() const { return !step.save_id.empty(); }
   };
-  // Damaged files that a restore has set aside, because another place may have them intact.
-  struct Aside {
-    std::set<std::string> tried;              // the files
-    std::string save_id;                      // the step that the last one is of
-    std::optional<Error> why;                 // of that one
-    std::vector<std::string> folders, files;  // that this host has set aside
-  };
 
   std::optional<HeldStep> known(std::optional<uint64_t> step);
   void drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
@@ -125,9 +118,6 @@ class Tier : public std::enable_shared_from_this<Tier> {
   Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged, const Deadline& deadline);
   void load(const Choice& choice, const Deadline& deadline, const Load& given);
-  bool sets_aside(const Choice& choice, const Error& error, const Deadline& deadline,
-                  Aside& aside) const;
-  void expect_intact(const Choice& choice, bool fallback, const Aside& aside) const;
   void keep_index(const std::string& folder, Storage& step, const KeptStep& about,
                   const Deadline& deadline) const;
   std::optional<uint64_t> load_there(const Communicator& comm, std::optional<uint64_t> step,
