@@ -24,7 +24,12 @@ from tilestone import PlacementRules, ShardedTensor
 WIDTH, HIDDEN, EXPERTS, VOCABULARY, LAYERS, SEQUENCE = 8, 12, 8, 16, 2, 6
 
 DENSE_RULES = PlacementRules(
-    {"head": {"tp": Shard(0)}, "head.*.step": Replicate, "hc_head.*": Replicate}
+    {
+        "head": {"tp": Shard(0)},
+        "head.*.step": Replicate,
+        "hc_head.*": Replicate,
+        "**": Replicate,
+    }
 )
 EXPERT_RULES = PlacementRules(
     {

@@ -80,6 +80,25 @@ def test_experts_move_between_layouts_with_uneven_and_empty_local_shards(
         run_ranks(layout[0] * layout[1], lambda comm, at=layout: load(comm, at))
 
 
+def test_a_name_that_no_rule_fits_is_said_once_where_other_ranks_count_as_copies(
+    ckpt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def save(comm: tilestone.Communicator, rules: PlacementRules) -> None:
+        mesh, wrapped = experts_of(comm.rank, 1, 2, WHOLE)
+        state = {
+            name: ShardedTensor.from_param(wrapped, mesh, rules, rank=comm.rank)
+            for name in ("expertz.w1", "expertz.w2")
+        }
+        tilestone.save(state, ckpt, group=comm, overwrite=True)
+
+    run_ranks(2, lambda comm: save(comm, PlacementRules({"experts": {"ep": Shard(0)}})))
+    said = [record.getMessage() for record in caplog.records]
+    assert said and all("expertz.w1: no rule fits this name" in each for each in said)
+    caplog.clear()
+    run_ranks(2, lambda comm: save(comm, PlacementRules({"**": Replicate})))
+    assert not caplog.records
+
+
 def test_a_given_key_replaces_the_path_and_selects_the_rule(ckpt: str) -> None:
     def save(comm: tilestone.Communicator) -> None:
         mesh = Mesh((2,), names=["ep"])

@@ -188,7 +188,8 @@ class PlacementRules:
     If several patterns match a name, the most specific one is used: the one with more literal
     components; if equal, the one with more `*`, which is longer; if still equal, the one with fewer
     `**`. The order of the rules does not matter. If no pattern matches, the parameter keeps its own
-    placements.
+    placements, and the first save of such a DTensor says so at level WARNING if the
+    checkpoint's mesh has ranks that its own mesh lacks.
 
     Args:
         rules: pattern -> placements over the checkpoint's mesh: one placement (of torch, of
@@ -201,9 +202,10 @@ class PlacementRules:
         UnsupportedError: Tilestone doesn't know one of torch's placements.
     """
 
-    __slots__ = ("_patterns", "_specs")
+    __slots__ = ("_patterns", "_specs", "has_warned")
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
+        self.has_warned = False  # of a name that no rule fits
         self._patterns: list[str] = []
         self._specs: list[Spec] = []
         for pattern, given in rules.items():

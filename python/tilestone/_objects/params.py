@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -21,6 +22,9 @@ OnePlacement: TypeAlias = Placement | PlacementLike | type[Placement] | type[Pla
 PlacementsLike: TypeAlias = (
     PlacementRules | OnePlacement | Sequence[OnePlacement] | Mapping[str, OnePlacement]
 )
+
+
+_log = logging.getLogger("tilestone")
 
 
 class Param:
@@ -98,9 +102,22 @@ class Param:
             if part is not None:
                 return part
         local, shape, mesh, own = self._layout(for_load)
+        if for_load is False and own and not set(self._mesh.ranks) <= set(mesh.ranks):
+            self._say_if_no_rule_fits(name or key)
         return _core.ShardedTensor.from_param(
             key, local, shape, mesh, own, self._mesh, over, self._rank
         )
+
+    def _say_if_no_rule_fits(self, name: str) -> None:
+        rules = self._placements
+        if isinstance(rules, PlacementRules) and rules.find(name) is None and not rules.has_warned:
+            rules.has_warned = True
+            _log.warning(
+                "%s: no rule fits this name, so the ranks outside the parameter's own mesh count as "
+                "copies of those in it, and their elements are not saved; a rule '**': Replicate "
+                "says that this is meant",
+                name,
+            )
 
     def _own_part(self, key: str, for_load: bool | None) -> _core.ShardedTensor | None:
         """The sharded tensor of a parameter that says itself where it stands."""

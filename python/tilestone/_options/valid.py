@@ -1,4 +1,4 @@
-"""Checks the types of options. The engine checks the ranges of numbers."""
+"""Checks the types of options. The engine checks most ranges of numbers."""
 
 from __future__ import annotations
 
