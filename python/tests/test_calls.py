@@ -275,6 +275,56 @@ def test_an_exception_of_a_handler_is_raised_unchanged_if_the_others_go_on_to_th
         assert f"OwnError: from a handler (rank {stopped})" in text or rank == stopped, text
 
 
+def stopped_before_the_last_scatter(rank: int, world: int, folder: str) -> str:
+    """A handler raises on rank 1 as it enters the last scatter of an async_save."""
+    entered, last = 0, 0
+    scatter = TorchCommunicator.scatter
+
+    def counted(self: Any, *args: Any) -> Any:
+        nonlocal entered
+        entered += 1
+        if rank == 1 and entered == last:
+            raise OwnError("from a handler")
+        return scatter(self, *args)
+
+    def start() -> tilestone.AsyncSave:
+        return tilestone.async_save({"w": torch.ones(6)}, folder, overwrite=True, timeout=PLENTY)
+
+    start().result()  # the first one may need another round
+    with mock.patch.object(TorchCommunicator, "scatter", counted):
+        start().result()
+        last = 2 * entered
+        text = ""
+        try:
+            start()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+    assert entered == last
+    assert save(folder, rank, world, PLENTY) == ""
+    return text
+
+
+def test_an_exception_of_a_handler_in_the_last_message_of_an_async_save_is_raised_on_every_rank(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    texts = worlds[3].run(stopped_before_the_last_scatter, str(tmp_path))
+    for rank, text in enumerate(texts):
+        assert (text == "OwnError: from a handler") == (rank == 1), text
+        assert "OwnError: from a handler (rank 1)" in text or rank == 1, text
+
+
+def with_a_destroyed_group(rank: int, world: int, folder: str) -> None:
+    group = dist.new_group([0, 1])
+    dist.destroy_process_group(group)
+    for work in (tilestone.save, tilestone.async_save, tilestone.load):
+        with pytest.raises(tilestone.InvalidArgumentError, match="process group was destroyed"):
+            work({"w": torch.ones(2)}, folder, group=group)
+
+
+def test_a_destroyed_group_is_said_to_be_one(worlds: ranks.Worlds, tmp_path: pathlib.Path) -> None:
+    worlds[2].run(with_a_destroyed_group, str(tmp_path))
+
+
 def interrupted_before_the_others_come(
     rank: int, world: int, folder: str, stopped: int, again: bool
 ) -> tuple[str, float]:

@@ -66,6 +66,8 @@ def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorL
     if "torch" not in sys.modules:
         raise InvalidArgumentError(f"group can't be {found!r}: it is no communicator")
     _forked.check(found, os.getpid())
+    if is_destroyed(found):
+        raise InvalidArgumentError("the process group was destroyed")
     from tilestone._torch.comm import TorchCommunicator
 
     try:

@@ -1,5 +1,6 @@
 #include "tilestone/engine/save/async_save.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "tilestone/engine/save/by_rounds_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"
 #include "tilestone/engine/save/on_hosts_internal.h"
+#include "tilestone/engine/save/planned_internal.h"
 
 namespace tilestone {
 namespace engine {
@@ -95,7 +97,13 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
       about_of(saving.planned.share, call.location, async), deadline, interrupt);
   StagedShare staged = stage_by_rounds(saving.rounds, std::move(saving.planned),
                                        async.max_staged_bytes, call.session.get(), call.lazy);
+  // A rank has left during the last round. No other round follows in which this rank would fail.
+  const std::optional<Error> undelivered = saving.rounds.undelivered();
   if (hosts != nullptr) {
+    if (undelivered) {
+      discard(staged.planned);
+      throw *undelivered;
+    }
     const auto save = std::make_shared<OnHosts>(std::move(staged), call.session, call.deadline);
     background->start({[save] { return save->save(); }, {}, call.lazy});
     return background;
@@ -103,6 +111,7 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
   const auto save =
       std::make_shared<InBackground>(std::move(staged), call.session, call.deadline, call.hold);
   try {
+    if (undelivered) throw *undelivered;
     background->start({[save] { return save->save(); }, [save] { save->tidy(); }, call.lazy});
   } catch (...) {
     save->give_up(current_error());
