@@ -35,6 +35,14 @@
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
+
+// Rank 0's part of one drain. `transaction`: null if the step stands there.
+struct DrainCommit {
+  std::optional<Transaction> transaction = std::nullopt;
+  KeptIndex index = {};
+  Manifest manifest = {};
+};
+
 namespace {
 
 constexpr double kLongestWait = 60;  // seconds until a failed drain is tried again
@@ -61,13 +69,6 @@ bool is_final(const Error& error) {
 
 bool is_over(const Bytes& said) { return said.at(0) != std::byte{0}; }
 
-// Rank 0's part of one drain.
-struct Commit {
-  std::optional<Transaction> transaction = std::nullopt;
-  KeptIndex index = {};
-  Manifest manifest = {};
-};
-
 // Whether the step replaces what stands there: only what is older, because after a restart on other
 // hosts the run may have saved the step once more. A step that continues one of its own number is
 // saved once more with further metrics, and replaces an earlier save of it.
@@ -77,11 +78,19 @@ bool may_replace(const KeptStep& about, const RunDirectory& run) {
   if (!about.replaces && !is_again) return false;
   const StepInfo standing = run.look({.step = about.step, .name = run.names().name_of(about.step)});
   if (!about.replaces && standing.lineage.run != lineage.run) return false;
-  return standing.state != StepState::kDurable || standing.lineage.ordinal < lineage.ordinal;
+  if (standing.state != StepState::kDurable) return true;
+  if (standing.lineage.ordinal >= lineage.ordinal) return false;
+  if (!about.replaces && standing.save_id != lineage.parent->save_id) {
+    log(LogLevel::kWarning,
+        fmt::format("step {} in {} is replaced: the save {} by the later save "
+                    "{}, which does not continue it",
+                    about.step, run.location().describe(), standing.save_id, about.save_id));
+  }
+  return true;
 }
 
 // Begins the transaction, and returns "/" and the staged directory; "": the step stands there.
-Bytes begin(Commit& commit, const RunDirectory& run, const std::shared_ptr<Storage>& location,
+Bytes begin(DrainCommit& commit, const RunDirectory& run, const std::shared_ptr<Storage>& location,
             const Deadline& deadline) {
   const std::string& save_id = commit.index.about.save_id;
   commit.manifest = Manifest::decode(commit.index.manifest, manifest_name(save_id));
@@ -93,7 +102,7 @@ Bytes begin(Commit& commit, const RunDirectory& run, const std::shared_ptr<Stora
   return to_bytes("/" + commit.transaction->staging());
 }
 
-void prepare(Commit& commit, const Deadline& deadline) {
+void prepare(DrainCommit& commit, const Deadline& deadline) {
   std::set<std::string> dialects;
   for (const auto& entry : commit.index.about.index) {
     if (entry.of_dialect) dialects.insert(entry.name);
@@ -272,76 +281,89 @@ void Drains::copy(const SaidStep& step, int rank, StepCopy& work, const Deadline
 }
 
 void Drains::drain(const Communicator& comm, const SaidStep& step) {
-  const Location place = run_.at(run_.names().name_of(step.step));
-  const std::shared_ptr<Storage> location = place.shared();
-  Commit commit;
+  const std::shared_ptr<Storage> location = run_.at(run_.names().name_of(step.step)).shared();
+  DrainCommit commit;
   StepCopy work{.to = location, .bytes_per_second = rate_};
   {
     const std::lock_guard lock(mutex_);
     work.earlier = earlier_;
   }
-  const auto stop = std::make_shared<Interrupt>();
-  stop->follow(interrupt_);
-  std::future<void> copying;
   bool may_be_published = false;
   try {
-    const auto begins = [&] {
-      Rounds rounds(comm, "drain", step.save_id, turn_end());
-      const auto keeps = [&](Deadline) {
-        if (comm.rank() != step.keeper) return Bytes();
-        return folder_.read(folder_.get(step.save_id)).encode();
-      };
-      return rounds.run("beginning", keeps, [&](const std::vector<Bytes>& payloads) {
-        commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
-        const bool ended = step.save_id == committed_;
-        const Bytes answer = ended ? Bytes() : begin(commit, run_, location, rounds.deadline());
-        return std::vector<Bytes>(payloads.size(), answer);
-      });
-    };
-    const Bytes answer = begins();
+    const Bytes answer = begin_together(comm, step, commit, location);
     const bool stands = answer.empty();
     if (answer.size() > 1)
       work.to = staging_storage(*location, std::string(as_text(answer).substr(1)));
-    if (!stands) {
-      copying = std::async(std::launch::async, [&] {
-        copy(step, comm.rank(), work, Deadline::never().with_interrupt(stop));
-      });
-    }
-    for (bool more = !stands; more;) {  // so that a rank that is lost is missed
-      Rounds turn(comm, "copying", step.save_id, turn_end());
-      const auto wait = [&](const Deadline& limit) {
-        const auto time = std::min<std::chrono::nanoseconds>(kTurn, limit.remaining() / 2);
-        const bool over = !copying.valid() || copying.wait_for(time) == std::future_status::ready;
-        if (over && copying.valid()) copying.get();
-        return Bytes{std::byte(over)};
-      };
-      const Bytes all = turn.run("copying", wait, [&](const std::vector<Bytes>& said) {
-        const Bytes over{std::byte(std::ranges::all_of(said, is_over))};
-        if (is_over(over)) prepare(commit, turn.deadline());
-        return std::vector<Bytes>(said.size(), over);
-      });
-      more = !is_over(all);
-    }
+    if (!stands) copy_together(comm, step, commit, work);
     Rounds last(comm, "the end of a drain", step.save_id, turn_end());
     may_be_published = true;
-    last.run_last(
-        "committing", [](Deadline) { return Bytes(); },
-        [&](const std::vector<Bytes>&) {
-          if (!stands) commit.transaction->commit(last.deadline().without_interrupt());
-          committed_ = step.save_id;
-          return std::vector<Bytes>();
-        });
-    if (commit.transaction) commit.transaction->clean();
+    commit_together(last, step, commit);
     if (!stands) note_earlier(step.step);
   } catch (...) {
-    stop->request(std::current_exception());
-    if (copying.valid()) copying.wait();
     const bool ended = Rounds::reached_all(current_error());
     const bool tried = commit.transaction && commit.transaction->was_tried();
     if (!may_be_published || (commit.transaction && !tried)) remove_files(*work.to, work.made);
     if (commit.transaction && !tried) commit.transaction->abandon(ended || comm.size() == 1);
     throw;
   }
+}
+
+// Step 2. Returns what begin() does; "" also if rank 0 has ended the drain before.
+Bytes Drains::begin_together(const Communicator& comm, const SaidStep& step, DrainCommit& commit,
+                             const std::shared_ptr<Storage>& location) {
+  Rounds rounds(comm, "drain", step.save_id, turn_end());
+  const auto keeps = [&](Deadline) {
+    if (comm.rank() != step.keeper) return Bytes();
+    return folder_.read(folder_.get(step.save_id)).encode();
+  };
+  return rounds.run("beginning", keeps, [&](const std::vector<Bytes>& payloads) {
+    commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
+    const bool ended = step.save_id == committed_;
+    const Bytes answer = ended ? Bytes() : begin(commit, run_, location, rounds.deadline());
+    return std::vector<Bytes>(payloads.size(), answer);
+  });
+}
+
+// Step 3. The ranks meet meanwhile, so that one that is lost is missed.
+void Drains::copy_together(const Communicator& comm, const SaidStep& step, DrainCommit& commit,
+                           StepCopy& work) {
+  const auto stop = std::make_shared<Interrupt>();
+  stop->follow(interrupt_);
+  std::future<void> copying = std::async(std::launch::async, [&] {
+    copy(step, comm.rank(), work, Deadline::never().with_interrupt(stop));
+  });
+  const auto wait = [&](const Deadline& limit) {
+    const auto time = std::min<std::chrono::nanoseconds>(kTurn, limit.remaining() / 2);
+    const bool over = !copying.valid() || copying.wait_for(time) == std::future_status::ready;
+    if (over && copying.valid()) copying.get();
+    return Bytes{std::byte(over)};
+  };
+  try {
+    for (bool over = false; !over;) {
+      Rounds turn(comm, "copying", step.save_id, turn_end());
+      over = is_over(turn.run("copying", wait, [&](const std::vector<Bytes>& said) {
+        const Bytes all{std::byte(std::ranges::all_of(said, is_over))};
+        if (is_over(all)) prepare(commit, turn.deadline());
+        return std::vector<Bytes>(said.size(), all);
+      }));
+    }
+  } catch (...) {
+    stop->request(std::current_exception());
+    if (copying.valid()) copying.wait();
+    throw;
+  }
+}
+
+// Step 4.
+void Drains::commit_together(Rounds& last, const SaidStep& step, DrainCommit& commit) {
+  last.run_last(
+      "committing", [](Deadline) { return Bytes(); },
+      [&](const std::vector<Bytes>&) {
+        if (commit.transaction) commit.transaction->commit(last.deadline().without_interrupt());
+        committed_ = step.save_id;
+        return std::vector<Bytes>();
+      });
+  if (commit.transaction) commit.transaction->clean();
 }
 
 void Drains::ended(const SaidStep& step) {

@@ -21,6 +21,8 @@
 
 namespace tilestone::engine {
 
+struct DrainCommit;  // rank 0's part of one drain
+
 struct FastOptions {
   std::string path;     // a directory that each host has for itself, or that hosts share
   uint64_t keep = 2;    // the newest steps that stay there; at least 1
@@ -72,6 +74,11 @@ class Drains {
   std::optional<SaidStep> choose(const Communicator& comm, bool is_first);
   Bytes say(int rank, bool is_first);
   void drain(const Communicator& comm, const SaidStep& step);
+  Bytes begin_together(const Communicator& comm, const SaidStep& step, DrainCommit& commit,
+                       const std::shared_ptr<Storage>& location);
+  void copy_together(const Communicator& comm, const SaidStep& step, DrainCommit& commit,
+                     StepCopy& work);
+  void commit_together(Rounds& last, const SaidStep& step, DrainCommit& commit);
   void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;
   void ended(const SaidStep& step);
   void note_stalled(bool is_stalled);

@@ -23,7 +23,10 @@ namespace tilestone::drains_test {
 using engine::Drains;
 using engine::FastOptions;
 using engine::HostFolder;
+using testing::AllOf;
 using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr int kRanks = 2;
 constexpr int64_t kFirst = 3;
@@ -34,13 +37,14 @@ struct Kept {
   std::vector<HostFolder> hosts;
 };
 
-Kept kept_step() {
+Kept kept_step(const Lineage& lineage = {}) {
   Kept made;
   const auto saved = memory_storage();
   run_ranks(kRanks, [&](const Communicator& comm) {
     SaveOptions options;
     options.comm = comm;
     options.resources.threads = 1;
+    options.attributes = to_attributes(lineage);
     const SaveResult result = save(row_state(comm, kFirst), Location(saved), options);
     if (comm.is_coordinator()) made.save_id = result.save_id;
   });
@@ -48,6 +52,7 @@ Kept kept_step() {
   index.manifest = read_file(*saved, manifest_name(made.save_id), 1u << 20);
   const Manifest manifest = Manifest::decode(index.manifest, "manifest");
   index.about.step = 1;
+  index.about.attributes = to_attributes(lineage);
   index.about.save_id = made.save_id;
   index.about.drains = true;
   index.about.manifest_size = index.manifest.size();
@@ -81,8 +86,9 @@ FastOptions quick() {
 }
 
 // What a start of the run does with the step: until it is drained, or the machine has died.
-void drain(const Kept& kept, FaultDisk& disk) {
-  const LoggedWarnings quiet;
+// Returns the warnings.
+std::vector<std::string> drain(const Kept& kept, FaultDisk& disk) {
+  const LoggedWarnings warnings;
   run_ranks(kRanks, [&](const Communicator& comm) {
     Drains drains(RunDirectory(Location(disk.storage(comm.rank()))),
                   kept.hosts[static_cast<size_t>(comm.rank())], quick(), [](uint64_t) {});
@@ -96,6 +102,7 @@ void drain(const Kept& kept, FaultDisk& disk) {
     if (disk.crashed()) return drains.leave();
     EXPECT_NO_THROW(Pending(ended).get(Deadline::after(std::chrono::seconds(0)), 0));
   });
+  return warnings.texts();
 }
 
 // The run's directory shows nothing of the step, or all of it.
@@ -142,6 +149,19 @@ TEST(DrainWithFaults, AStepIsDrainedByTheNextStartWhereverTheMachineDies) {
         drain(kept, *next);
         EXPECT_TRUE(shows_the_step(next->storage()));
       });
+}
+
+TEST(Drain, OfASaveThatReplacesOneThatItDoesNotContinueSaysWhich) {
+  const auto disk = FaultDisk::create(memory_storage());
+  const Kept first = kept_step({.run = "r", .ordinal = 1});
+  EXPECT_THAT(drain(first, *disk), IsEmpty());
+  const Kept again = kept_step({.run = "r", .ordinal = 2, .parent = StepId{1, first.save_id}});
+  EXPECT_THAT(drain(again, *disk), IsEmpty());
+  const Kept other = kept_step({.run = "r", .ordinal = 3, .parent = StepId{1, first.save_id}});
+  EXPECT_THAT(drain(other, *disk),
+              ElementsAre(AllOf(HasSubstr("step 1 in "), HasSubstr("the save " + again.save_id),
+                                HasSubstr("the later save " + other.save_id))));
+  EXPECT_TRUE(shows_the_step(disk->storage()));
 }
 
 TEST(DrainWithFaults, ARankThatHasMissedTheEndHearsOfItInTheNextTry) {

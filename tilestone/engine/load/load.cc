@@ -373,10 +373,12 @@ class LoadByRounds::Loading {
     const uint64_t bytes = wanted_bytes(items);
     const uint64_t pool = pool_share(options().resources.buffer_bytes, way_);
     // Where each call is a request, many are in flight for each read, so the threads need no
-    // streams of their own.
-    const size_t streams = storage().facts().costs_requests ? 1 : threads_->size();
+    // streams of their own: a request is of 8 MiB, or of a thread's share if that is less.
+    const size_t threads = threads_->size();
+    const auto buffers = storage().facts().costs_requests ? make_pool(pool, 1, bytes / threads)
+                                                          : make_pool(pool, threads, bytes);
     context_.emplace(ReadContext{
-        storage(), *opened_.format, opened_.metadata, make_pool(pool, streams, bytes), *threads_,
+        storage(), *opened_.format, opened_.metadata, buffers, *threads_,
         options().checks.checksums, deadline,
         cache_policy(options().reading.cache, bytes, ranks_here_, storage().available_cache()),
         warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});

@@ -276,4 +276,26 @@ TEST(Load, SmallItemsOfOneFileAreReadTogether) {
   EXPECT_LE(reads, 6);  // of objects, of items' headers, and of elements
 }
 
+// In a store that answers each request alone, requests side by side are what is fast.
+TEST(Load, ColumnsThatAreSmallAreReadFromAStoreByARequestOfEachThread) {
+  constexpr int kThreads = 4;
+  const auto storage = memory_objects();
+  StateDict state, wanted;
+  state["w"] = counting(DType::kInt32, {1024, 1024});
+  wanted["w"] = ShardedTensor::from_rank_offsets(
+      "w", TensorView::without_data(DType::kInt32, {1024, 512}), {{1, 1, 2}});
+  save(state, Location(storage));
+  std::atomic<int> large = 0;
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    large += call.op == StorageOp::kRead && call.size > 64u << 10;
+    return FaultAction::pass();
+  });
+  LoadOptions options;
+  options.resources.threads = kThreads;
+  const StateDict loaded = load(wanted, Location(disk->storage()), options);
+  const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
+  EXPECT_EQ(reinterpret_cast<const int32_t*>(data.data)[512], 1024 + 512);
+  EXPECT_GE(large, kThreads);
+}
+
 }  // namespace tilestone::load_test
