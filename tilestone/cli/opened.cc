@@ -19,12 +19,14 @@ bool is_file_opened(const std::string& path) {
 
 namespace {
 
-// A file of another kind would be taken for a directory, which can't be listed.
+// A file of another kind, a pipe or a device would be taken for a directory, which can't be listed.
 void refuse_other_file(const std::string& path) {
   std::error_code none;
-  if (is_file_opened(path)) return;
-  if (!std::filesystem::is_regular_file(path, none)) return;
-  throw Error(ErrorCode::kNotFound, "no checkpoint at " + path + ": it is a file")
+  const std::filesystem::file_status status = std::filesystem::status(path, none);
+  const bool is_file = is_regular_file(status);
+  if (!exists(status) || is_directory(status) || (is_file && is_file_opened(path))) return;
+  throw Error(ErrorCode::kNotFound, "no checkpoint at " + path + ": it is " +
+                                        (is_file ? "a file" : "neither a file nor a directory"))
       .with_hint(
           "name the directory of the checkpoint; opened as files are .safetensors, .pt, .pth, .bin "
           "and .ckpt");

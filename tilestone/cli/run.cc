@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -247,7 +248,14 @@ int failed(const Error& error) {
 // CLI11 has its own exit codes. Help and version are 0; everything else is a usage error.
 int parse_failed(const CLI::App& app, const CLI::ParseError& error) {
   try {
-    return with_output_written([&] { return app.exit(error) == 0 ? kOk : kUsage; });
+    return with_output_written([&] {
+      const int code = app.exit(error) == 0 ? kOk : kUsage;
+      const std::string_view what = error.what();  // "...: --dash"
+      const bool is_extra = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+      const bool has_dash = is_extra && what.find(": -") != what.npos;
+      if (has_dash) std::fputs("A key or path may begin with a dash after `--`.\n", stderr);
+      return code;
+    });
   } catch (const Error& unwritten) {
     return failed(unwritten);
   }

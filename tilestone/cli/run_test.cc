@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -214,6 +215,10 @@ TEST_F(Cli, ExitCodesDistinguishUsageFromAbsence) {
   for (const char* option : {"--slice", "--npy"}) {
     EXPECT_EQ(tilestone_command({"cat", path_, "w", option, ""}).code, kUsage);
   }
+  const Ran dashed = tilestone_command({"cat", path_, "--key"});
+  EXPECT_EQ(dashed.code, kUsage);
+  EXPECT_THAT(dashed.err, HasSubstr("may begin with a dash after `--`"));
+  EXPECT_THAT(tilestone_command({"cat", "--", path_, "--key"}).err, HasSubstr("key --key"));
   EXPECT_EQ(tilestone_command({"--help"}).code, kOk);
   const Ran absent = tilestone_command({"ls", path_ + "-not-here"});
   EXPECT_EQ(absent.code, kIoFailed);
@@ -233,7 +238,9 @@ TEST_F(Cli, AKeyThatTheCheckpointLacksIsUsageForEverySubcommandThatTakesOne) {
 
 TEST_F(Cli, APathThatIsAFileOrALinkToNowhereIsNamedByEverySubcommand) {
   const std::string file = data_file(), link = (folder_ / "link").string();
+  const std::string pipe = (folder_ / "pipe.pt").string();
   std::filesystem::create_directory_symlink(folder_ / "absent", link);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {"ls"}, {"inspect"}, {"verify"}, {"cat", "w"}, {"gc"}, {"gc", "--delete"}}) {
     const auto run_at = [&](const std::string& path) {
@@ -241,11 +248,13 @@ TEST_F(Cli, APathThatIsAFileOrALinkToNowhereIsNamedByEverySubcommand) {
       all.insert(all.begin() + 1, path);
       return tilestone_command(all);
     };
-    const Ran on_file = run_at(file), on_link = run_at(link);
+    const Ran on_file = run_at(file), on_link = run_at(link), on_pipe = run_at(pipe);
     EXPECT_EQ(on_file.code, kIoFailed);
     EXPECT_THAT(on_file.err, AllOf(HasSubstr("it is a file"), HasSubstr(file)));
     EXPECT_EQ(on_link.code, kIoFailed);
     EXPECT_THAT(on_link.err, AllOf(HasSubstr("symbolic link"), HasSubstr(link)));
+    EXPECT_EQ(on_pipe.code, kIoFailed);
+    EXPECT_THAT(on_pipe.err, AllOf(HasSubstr("neither a file nor a directory"), HasSubstr(pipe)));
   }
 }
 
