@@ -86,6 +86,8 @@ def test_default_planners_have_the_metadata_as_after_torchs_calls(ckpt: str) -> 
             assert isinstance(planner.metadata, dcp.Metadata)
             assert planner.metadata.state_dict_metadata["w"].size == (2,)
             assert planner.metadata.version == "1.0.0"
+        assert saving.metadata.storage_meta.load_id is None
+        assert loading.metadata.storage_meta.load_id is not None
     saving = dcp.DefaultSavePlanner()
     dcp.async_save({"w": torch.ones(3)}, checkpoint_id=ckpt, planner=saving).result()
     assert saving.metadata.state_dict_metadata["w"].size == (3,)

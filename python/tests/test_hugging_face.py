@@ -84,6 +84,7 @@ def check_loads(path: str, make: Any, **how: Any) -> None:
         load(state, storage_reader=reader(path), planner=planner, **how)
         assert same(flat(state), wanted), (reader, load)
         assert set(planner.metadata.state_dict_metadata) == set(wanted)
+        assert planner.metadata.storage_meta.load_id is not None
 
 
 def check_folder(folder: pathlib.Path, kind: str) -> None:

@@ -278,17 +278,26 @@ class StoredMetadata(Metadata):
     Args:
         save_id: of the save that it belongs to; None: whichever is there.
         name: of the file.
+        load_id: of the load that it belongs to.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], save_id: str | None = None, name: str = INDEX
+        self,
+        path: str | os.PathLike[str],
+        save_id: str | None = None,
+        name: str = INDEX,
+        load_id: str | None = None,
     ) -> None:
-        vars(self).update(_path=path, _save_id=save_id, _name=name, _is_read=False)
+        vars(self).update(
+            _path=path, _save_id=save_id, _name=name, _load_id=load_id, _is_read=False
+        )
 
     def _read(self) -> None:
         own = vars(self)
         if not own["_is_read"]:
             found = self.load()
+            if found.storage_meta is not None:
+                found.storage_meta.load_id = own["_load_id"]
             own.update({name: getattr(found, name, None) for name in _FIELDS}, _is_read=True)
 
     def load(self) -> Metadata:

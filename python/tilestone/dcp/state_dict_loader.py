@@ -96,7 +96,8 @@ def _load(
         _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
     if isinstance(planner, DefaultLoadPlanner):
         is_folder = type(reader) is HuggingFaceStorageReader
-        planner.metadata = StoredModel(path) if is_folder else _calls.StoredMetadata(path, name=name)
+        kind = StoredModel if is_folder else _calls.StoredMetadata
+        planner.metadata = kind(path, name=name, load_id=reader.load_id)
 
 
 def _fill_alone(
