@@ -57,16 +57,23 @@ class Member {
         answered_ = answered_ || mine;
         if (mine) throw Error(*answer.hello->left);
       }
+      if (!mine && answer.kind == NoticeOf::kGo) end(answer.number);
       if (!mine || answer.kind == NoticeOf::kHere) continue;
-      if (answer.kind == NoticeOf::kQuestion) {
-        if (!leaving_) say({NoticeOf::kConfirmation, answer.nonce, answer.number}, deadline_);
-        continue;
-      }
       answered_ = true;
       if (answer.kind == NoticeOf::kRefusal) throw Error(*answer.error);
       return answer.number;
     }
     return std::nullopt;
+  }
+
+  // Ends a call that has begun with a hello of this rank whose withdrawal came too late.
+  void end(uint64_t number) {
+    port_.enter(number);
+    abort_call(port_, Error(ErrorCode::kRankFailed,
+                            "rank " + std::to_string(rank_) + " had left the call, which came late")
+                          .with_rank(rank_)
+                          .with_hint("repeat the call on every rank"));
+    port_.leave();
   }
 
   void say(const CallNotice& notice, const Deadline& deadline) {
@@ -82,7 +89,6 @@ class Member {
   // then the call is aborted.
   void withdraw() {
     const Error why = current_error().with_rank(rank_);
-    leaving_ = true;
     try {
       limit_ = farewell_deadline();
       say({NoticeOf::kWithdrawal, hello_.nonce, 0, hello_, why}, limit_);
@@ -106,7 +112,6 @@ class Member {
   std::map<int, Hello>& waiting_;
   Grace grace_;
   bool answered_ = false;
-  bool leaving_ = false;
 };
 
 // The coordinator's share of the remaining time. The rest is for answering the others.
@@ -147,11 +152,7 @@ class Coordinator {
       const Hello& hello = entry.second;
       return hello.left && !(left_for_good(hello) && same_call(hello, own_));
     });
-    for (auto& [rank, hello] : waiting_) {
-      hello.may_return = hello.left.has_value();
-      hello.is_asked = hello.is_confirmed = false;
-      note_age(hello);
-    }
+    for (auto& [rank, hello] : waiting_) hello.may_return = hello.left.has_value();
     waiting_.insert_or_assign(0, own_);
     try {
       return wait_for_all();
@@ -174,7 +175,6 @@ class Coordinator {
         if (!receive(Deadline::after(kMismatchTime), false)) fail_all(mismatch());
         continue;
       }
-      ask_for_confirmation();
       const bool late = deadline_.expired();
       if (receive(until, false)) continue;
       if (away && (late || grace_.over())) fail_with_who_is_away();
@@ -199,11 +199,6 @@ class Coordinator {
         on_hello(notice.rank, std::move(said));
       } else if (said.kind == NoticeOf::kWithdrawal) {
         on_withdrawal(notice.rank, std::move(said), first);
-      } else if (said.kind == NoticeOf::kConfirmation && said.number == own_.nonce) {
-        const auto found = waiting_.find(notice.rank);
-        if (found != waiting_.end() && found->second.nonce == said.nonce) {
-          found->second.is_confirmed = true;
-        }
       }
     }
     if (!lost.empty()) fail_all(rank_failed(own_.name(), lost, why));
@@ -211,7 +206,6 @@ class Coordinator {
   }
 
   void on_hello(int rank, CallNotice said) {
-    note_age(*said.hello);
     waiting_.insert_or_assign(rank, *std::move(said.hello));
     if (memory_.unaware.erase(rank) == 0) return;
     port_.post({CallNotice{NoticeOf::kHere, said.nonce}.to(rank)}, deadline_);
@@ -222,8 +216,7 @@ class Coordinator {
   void on_withdrawal(int rank, CallNotice said, bool first) {
     Hello hello = *std::move(said.hello);
     const auto found = waiting_.find(rank);
-    const bool seen = found != waiting_.end() && found->second.nonce == said.nonce &&
-                      !unconfirmed(rank, found->second, in_doubt());
+    const bool seen = found != waiting_.end() && found->second.nonce == said.nonce;
     hello.may_return = first || !seen;
     const bool counts = left_for_good(hello) || !hello.may_return;
     if (counts && same_call(hello, own_)) {
@@ -235,43 +228,9 @@ class Coordinator {
 
   // The hellos of the ranks that have arrived.
   std::vector<std::optional<Hello>> present() const {
-    const bool doubtful = in_doubt();
     std::vector<std::optional<Hello>> hellos(size_);
-    for (const auto& [rank, hello] : waiting_) {
-      if (unconfirmed(rank, hello, doubtful)) continue;
-      hellos[static_cast<size_t>(rank)] = hello;
-    }
+    for (const auto& [rank, hello] : waiting_) hellos[static_cast<size_t>(rank)] = hello;
     return hellos;
-  }
-
-  // A hello may be from a call that its rank has left, if the withdrawal comes later. Then the call
-  // would begin without that rank. Confirmations take time, so none are needed where this can
-  // hardly be: all ranks made the last call, all are in the same call now, and the hello is new.
-  bool in_doubt() const {
-    return std::any_of(waiting_.begin(), waiting_.end(), [this](const auto& entry) {
-      return entry.second.failed || !same_call(entry.second, own_);
-    });
-  }
-
-  // `doubtful`: in_doubt().
-  static bool unconfirmed(int rank, const Hello& hello, bool doubtful) {
-    return rank != 0 && !hello.left && (doubtful || hello.old) && !hello.is_confirmed;
-  }
-
-  // The ranks began the last call that all made within moments. So the difference is how long the
-  // hello was on its way, or waited here.
-  void note_age(Hello& hello) const {
-    hello.old = since_agreed(memory_) - hello.since_agreed >= memory_.fresh;
-  }
-
-  void ask_for_confirmation() {
-    const bool doubtful = in_doubt();
-    std::vector<Notice> questions;
-    for (auto& [rank, hello] : waiting_) {
-      if (!unconfirmed(rank, hello, doubtful) || std::exchange(hello.is_asked, true)) continue;
-      questions.push_back(CallNotice{NoticeOf::kQuestion, hello.nonce, own_.nonce}.to(rank));
-    }
-    if (!questions.empty()) port_.post(std::move(questions), deadline_);
   }
 
   uint64_t begin() {

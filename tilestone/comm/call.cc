@@ -23,20 +23,12 @@ uint64_t random_nonce() {
 }
 
 Hello make_hello(CallPort& port, const std::string& work, const std::string& location) {
-  const CallMemory& memory = port.memory();
   Hello hello;
   hello.nonce = random_nonce();
   hello.last_operation = port.last_operation();
-  hello.failed = memory.failed;
-  hello.since_agreed = comm_internal::since_agreed(memory);
   hello.work = work;
   hello.location = location;
   return hello;
-}
-
-void remember(CallMemory& memory, bool failed) {
-  memory.failed = failed;
-  if (!failed) memory.agreed_at = std::chrono::steady_clock::now();
 }
 
 }  // namespace
@@ -52,9 +44,7 @@ Call::Call(Communicator comm, std::string work, std::string location, Deadline d
             ? comm_internal::arrive_as_coordinator(*port_, comm_.size(), hello, deadline)
             : comm_internal::arrive_as_member(*port_, comm_.rank(), hello, deadline);
     if (!comm_.is_coordinator()) port_->enter(number);
-    remember(port_->memory(), false);
   } catch (...) {
-    remember(port_->memory(), true);
     end_turn();
     throw;
   }

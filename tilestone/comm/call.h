@@ -5,27 +5,29 @@
 // begin only when all ranks have arrived at the same call:
 //
 // 1. Each rank sends the coordinator (rank 0) a hello: a random nonce, the work and the location,
-//    the number of its last operation, and whether its last call failed here.
+//    and the number of its last operation.
 // 2. When all ranks have arrived at the same call, the coordinator answers each hello. The answer
 //    has the nonce of the hello and the call's number, which is larger than the number of any
 //    operation or call of any rank. The call's operations continue from that number, so a message
 //    of one call is never mistaken for a message of another.
-//    A hello may be from a call that its rank has left since, if its withdrawal is delayed. So if
-//    the last call failed on a rank, if hellos name different calls, or if a hello has been on its
-//    way for over a second, the coordinator first asks each rank whether it still waits, and a
-//    hello counts only when it is confirmed.
 // 3. If hellos contradict each other when all have arrived, all ranks get the same
-// Error(kMismatch),
-//    which says which rank is in which call. They are in step again at the next call that all make.
+//    Error(kMismatch), which says which rank is in which call. They are in step again at the next
+//    call that all make.
 // 4. A rank that leaves early (deadline, interrupt) withdraws its hello and sends its error. When
-//    no other rank is missing, the ranks at the same call get that error.
+//    no other rank is missing, the ranks at the same call get that error. It looks for an answer
+//    after it has withdrawn, as the coordinator looks for withdrawals after it has answered: one of
+//    them sees the other's message, and ends the call.
 // 5. A rank may leave, for another reason than its deadline, before the others have arrived. It may
 //    be about to arrive again. When no other rank is missing, the others wait for it for five
 //    seconds, or until their deadline, and then get an error that names it. A coordinator that
 //    leaves sends its error to every rank. A rank that arrives at the same call later also waits
 //    five seconds, and keeps waiting if the coordinator comes back.
 //
-// Whatever went wrong, the next call that all ranks make works.
+// Whatever went wrong, the next call that all ranks make works, once no hello or withdrawal of an
+// earlier call is on its way. One that comes late, as behind a link that was cut, counts for the
+// call at the same place that has begun meanwhile: that fails on all ranks, with the error of the
+// rank that left, or, if it began without that rank, when the rank looks for its next answer, and
+// at the deadline at the latest. One of another place is a contradiction.
 //
 // Several threads of a process may use one group. Their calls run one after the other.
 #pragma once

@@ -38,9 +38,6 @@ struct CallMemory {
   std::condition_variable freed;
   std::optional<std::thread::id> caller;
 
-  bool failed = false;  // the last call did not begin on all ranks
-  // When this rank began the last one that did; before the first one, when it joined the group.
-  std::chrono::steady_clock::time_point agreed_at = std::chrono::steady_clock::now();
   // Coordinator: by rank, those that wait for an answer, and those that left and have sent nothing
   // since. Member: at most rank 0, if the coordinator left a call and has sent nothing since.
   std::map<int, comm_internal::Hello> waiting;
@@ -50,8 +47,6 @@ struct CallMemory {
   std::set<int> unaware;
   // How long the others wait for a rank that has left and may arrive again.
   std::chrono::duration<double> grace{5};
-  // Coordinator: a hello that comes older than this counts only when the rank has confirmed it.
-  std::chrono::duration<double> fresh{1};
 };
 
 // A short message that is not part of an operation. Only the newest notice from one rank to another

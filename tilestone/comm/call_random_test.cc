@@ -92,20 +92,22 @@ void disturb(const Sequence& sequence, const Communicator& comm, int number) {
 }
 
 // Most notices come at once, some up to 100 ms later: later than the rank waits that sent them.
-Communicator with_random_delays(const Communicator& comm, uint64_t seed) {
-  comm.call_port()->memory().fresh = milliseconds(0);
+std::shared_ptr<SlowLink> with_random_delays(const Communicator& comm, uint64_t seed) {
   std::mt19937_64 random(seed * 37 + static_cast<uint64_t>(comm.rank()));
-  return Communicator(std::make_shared<SlowLink>(
-      comm, [random]() mutable { return milliseconds(random() % 3 == 0 ? random() % 100 : 0); }));
+  return std::make_shared<SlowLink>(
+      comm, [random]() mutable { return milliseconds(random() % 3 == 0 ? random() % 100 : 0); });
 }
 
-void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& meeting) {
+void follow(const Sequence& sequence, const Communicator& own, std::barrier<>& meeting) {
+  const auto slow = sequence.seed % 2 == 0 ? nullptr : with_random_delays(own, sequence.seed);
+  const Communicator comm = slow != nullptr ? Communicator(slow) : own;
   std::mt19937_64 random(sequence.seed * 31 + static_cast<uint64_t>(comm.rank()));
   for (int number = 0; number < 6; ++number) {
     if (random() % 4 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
     disturb(sequence, comm, number);
     if (random() % 2 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
-    if (number % 3 == 1) continue;  // two disturbances without a good call between them
+    if (number % 3 == 1) continue;      // two disturbances without a good call between them
+    if (slow != nullptr) slow->wait();  // no notice is on its way
     meeting.arrive_and_wait();
     const std::string location = number % 2 == 0 ? "after " + std::to_string(number)
                                                  : location_of(number + 1, sequence.locations);
@@ -141,9 +143,7 @@ TEST_P(RandomCalls, TheNextCallThatAllMakeWorks) {
   for_each_seed(300, [](uint64_t seed) {
     const Sequence sequence{seed, 2 + static_cast<int>(seed % 3), GetParam()};
     std::barrier<> meeting(sequence.ranks);
-    run_ranks(sequence.ranks, [&](const Communicator& comm) {
-      follow(sequence, seed % 2 == 0 ? comm : with_random_delays(comm, seed), meeting);
-    });
+    run_ranks(sequence.ranks, [&](const Communicator& comm) { follow(sequence, comm, meeting); });
   });
 }
 

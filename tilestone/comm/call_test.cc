@@ -65,20 +65,6 @@ class Announces final : public RelayedCalls {
   Event& posted_;
 };
 
-// Sets an event when the rank has arrived and looks for notices.
-class LooksAround final : public RelayedCalls {
- public:
-  LooksAround(Communicator comm, Event& looks) : RelayedCalls(std::move(comm)), looks_(looks) {}
-
- private:
-  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
-    looks_.set();
-    return RelayedCalls::newest(deadline, limit);
-  }
-
-  Event& looks_;
-};
-
 TEST(Call, OperationsAreInStepWhateverRanksDidBefore) {
   run_ranks(3, [](const Communicator& comm) {
     for (int i = 0; i < 5 * comm.rank(); ++i) {  // operations that the other ranks do not make
@@ -355,41 +341,40 @@ TEST_P(LeftBefore, AndComesAgainEndsTheGraceThoughAnotherRankIsMuchLater) {
   });
 }
 
-TEST(Call, ALateNoticeOfACallThatOneRankLeftIsNotTakenForTheNextCallAtTheSamePlace) {
-  std::barrier<> all(3);
-  run_ranks(3, [&](const Communicator& comm) {
-    set_grace(comm, kNoEnd);
-    comm.call_port()->memory().fresh = milliseconds(100);
-    int posted = 0;
-    const Communicator slow(std::make_shared<SlowLink>(
-        comm, [&] { return milliseconds(comm.rank() == 2 && posted++ == 0 ? 200 : 700); }));
-    if (comm.rank() == 2) come_and_leave(slow, "a");
-    all.arrive_and_wait();
-    const Call call(slow, "save", "a", plenty());
-    comm_testing::check_random_operations(slow, 12, 3);
-    all.arrive_and_wait();
-  });
-}
+// Delivers the first notice at once, and the newest of the others when they are released.
+class Withholds final : public RelayedCalls {
+ public:
+  using RelayedCalls::RelayedCalls;
+  void release() { RelayedCalls::post(std::move(kept_), plenty()); }
 
-TEST(Call, ALateNoticeOfACallThatTimedOutIsNotTakenForTheNextCallAtTheSamePlace) {
+ private:
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    if (std::exchange(is_first_, false)) return RelayedCalls::post(std::move(notices), deadline);
+    kept_ = std::move(notices);
+  }
+
+  bool is_first_ = true;
+  std::vector<Notice> kept_;
+};
+
+TEST(Call, AWithdrawalThatComesTooLateFailsTheCallThatHasBegunWithoutItsRankAndNoOther) {
   std::barrier<> all(3);
-  Event looks;
+  Event ended;
   run_ranks(3, [&](const Communicator& comm) {
-    // The first hello comes when the others make their second call, what follows much later.
-    int posted = 0;
-    const auto delay = [&] { return milliseconds(comm.rank() == 2 && posted++ > 0 ? 500 : 0); };
-    const Communicator slow(
-        std::make_shared<SlowLink>(comm, delay, comm.rank() == 2 ? &looks : nullptr));
-    EXPECT_THAT(
-        failure_of([&] { const Call call(slow, "save", "a", Deadline::after(milliseconds(100))); }),
-        HasSubstr("the deadline passed"));
+    const auto late = std::make_shared<Withholds>(comm);
+    const Communicator own = comm.rank() == 2 ? Communicator(late) : comm;
+    if (comm.rank() == 2) come_and_leave(own, "a");
     all.arrive_and_wait();
-    const Communicator around(std::make_shared<LooksAround>(slow, looks));
-    for (int time = 0; time < 2; ++time) {
-      const Call call(comm.is_coordinator() ? around : slow, "save", "a", plenty());
-      comm_testing::check_random_operations(slow, 11, 3);
+    if (comm.rank() < 2) {
+      const Call call(own, "save", "a", plenty());
+      EXPECT_THAT(failure_of([&] { own.all_to_all(std::vector<Bytes>(3), plenty()); }),
+                  HasSubstr("rank 2 had left the call"));
+      if (comm.rank() == 0) ended.set();
     }
-    all.arrive_and_wait();
+    std::jthread releases;
+    if (comm.rank() == 2) releases = std::jthread([&] { ended.wait(), late->release(); });
+    const Call call(own, "save", "a", plenty());
+    comm_testing::check_random_operations(own, 12, 3);
   });
 }
 

@@ -60,10 +60,15 @@ class Event {
 // Delivers each notice after a delay. A later notice never overtakes an earlier one.
 class SlowLink final : public RelayedCalls {
  public:
-  // next_delay() is asked for each notice. If `opens` is given, none is delivered before that.
-  SlowLink(Communicator comm, std::function<std::chrono::milliseconds()> next_delay,
-           const Event* opens = nullptr)
-      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)), opens_(opens) {}
+  // next_delay() is asked for each notice.
+  SlowLink(Communicator comm, std::function<std::chrono::milliseconds()> next_delay)
+      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)) {}
+
+  // Until everything that was posted is delivered.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    delivered_.wait(lock, [this] { return queue_.empty(); });
+  }
 
  private:
   using Time = std::chrono::steady_clock::time_point;
@@ -76,7 +81,6 @@ class SlowLink final : public RelayedCalls {
   }
 
   void deliver(const std::stop_token& stop) {
-    if (opens_ != nullptr) opens_->wait();
     std::unique_lock lock(mutex_);
     while (posted_.wait(lock, stop, [this] { return !queue_.empty(); })) {
       const Time due = queue_.front().first;
@@ -86,13 +90,13 @@ class SlowLink final : public RelayedCalls {
       }
       comm_.call_port()->post(std::move(queue_.front().second), plenty());
       queue_.pop_front();
+      delivered_.notify_all();
     }
   }
 
   const std::function<std::chrono::milliseconds()> next_delay_;
-  const Event* const opens_;
   std::mutex mutex_;
-  std::condition_variable_any posted_;
+  std::condition_variable_any posted_, delivered_;
   std::deque<std::pair<Time, std::vector<Notice>>> queue_;  // by the time of delivery
   Time last_;
   std::jthread deliverer_{[this](const std::stop_token& stop) { deliver(stop); }};

@@ -21,8 +21,6 @@ Bytes Hello::encode() const {
   ByteWriter writer;
   writer.u64(nonce);
   writer.u64(last_operation);
-  writer.u8(failed ? 1 : 0);
-  writer.u64(static_cast<uint64_t>(since_agreed.count()));
   writer.string(work);
   writer.string(location);
   return std::move(writer).take();
@@ -33,8 +31,6 @@ Hello Hello::decode(ByteView bytes) {
   Hello hello;
   hello.nonce = reader.u64();
   hello.last_operation = reader.u64();
-  hello.failed = reader.u8() != 0;
-  hello.since_agreed = std::chrono::milliseconds(reader.u64());
   hello.work = reader.string();
   hello.location = reader.string();
   reader.expect_end();
@@ -98,11 +94,6 @@ CallNotice CallNotice::from(const Notice& notice) {
 }
 
 Deadline farewell_deadline() { return Deadline::after(std::chrono::seconds(1)); }
-
-std::chrono::milliseconds since_agreed(const CallMemory& memory) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
-                                                               memory.agreed_at);
-}
 
 Error not_back(const Hello& own, const Hello& away, int rank) {
   return Error(away.left->code(),

@@ -20,16 +20,11 @@ namespace tilestone::comm_internal {
 struct Hello {
   uint64_t nonce = 0;
   uint64_t last_operation = 0;
-  std::string work, location;                 // the location "" matches every location
-  bool failed = false;                        // its last call did not begin on all ranks
-  std::chrono::milliseconds since_agreed{0};  // the time since the last call that did
+  std::string work, location;  // the location "" matches every location
   // The members below are not sent.
   std::optional<Error> left;  // set if the rank left this call while others were missing
   bool may_return = false;    // the rank left before the coordinator arrived or saw its hello, so
                               // it may be about to arrive again
-  bool old = false;           // it was on its way, or waited, for long
-  bool is_asked = false;      // whether the rank still waits
-  bool is_confirmed = false;  // it does
 
   std::string name() const;  // "save at /checkpoints/5"
   Bytes encode() const;
@@ -61,13 +56,11 @@ uint64_t arrive_as_member(CallPort& port, int rank, const Hello& hello, Deadline
 uint64_t arrive_as_coordinator(CallPort& port, int size, const Hello& own, Deadline deadline);
 
 enum class NoticeOf : uint8_t {
-  kHello = 1,        // hello
-  kWithdrawal = 2,   // hello, error: of the rank that leaves
-  kGo = 3,           // number: of the call
-  kRefusal = 4,      // error
-  kHere = 5,         // tells a member that the coordinator, which had left, is back
-  kQuestion = 6,     // number: the nonce of the coordinator's hello; does the member still wait?
-  kConfirmation = 7  // the same number: it does
+  kHello = 1,       // hello
+  kWithdrawal = 2,  // hello, error: of the rank that leaves
+  kGo = 3,          // number: of the call
+  kRefusal = 4,     // error
+  kHere = 5         // tells a member that the coordinator, which had left, is back
 };
 
 // What a rank says of a call. The nonce is that of the member's hello. A withdrawal of the
@@ -86,9 +79,6 @@ struct CallNotice {
 
 // The deadline for the messages of a rank that leaves a call, whether or not its own has passed.
 Deadline farewell_deadline();
-
-// The time since the last call that all ranks made.
-std::chrono::milliseconds since_agreed(const CallMemory& memory);
 
 // The error for a rank that waited for `rank`, which had left the call and did not come back.
 Error not_back(const Hello& own, const Hello& away, int rank);

@@ -117,10 +117,10 @@ TEST(Rendezvous, SaysWhoIsInWhichCall) {
 
 TEST(Rendezvous, AHelloTravels) {
   Hello sent = at("a");
-  sent.failed = true;
+  sent.last_operation = 3;
   const Hello came = Hello::decode(sent.encode());
   EXPECT_EQ(came.name(), "save at a");
-  EXPECT_TRUE(came.failed);
+  EXPECT_EQ(came.last_operation, 3);
 }
 
 }  // namespace tilestone::comm_internal::rendezvous_test
