@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import logging
 import os
 import weakref
@@ -163,15 +164,7 @@ class CheckpointManager:
         kind = AsyncSaveOptions if self._in_background else SaveOptions
         check_options(checked("manager's save", kind, options))
         self._keep = keep
-        directory = valid.directory(run_dir)
-        if not directory or b"\0" in directory:
-            raise InvalidArgumentError(
-                f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
-            )
-        _core.refuse_url(directory)
-        self._directory = os.fsdecode(directory)
-        if not _core.is_url(directory):
-            self._directory = valid.absolute(self._directory)
+        directory = self._directory_at(run_dir)
         self._run = _core.ManagedRun(
             os.fsencode(self._directory),
             valid.whole("every", every, 64),
@@ -188,6 +181,19 @@ class CheckpointManager:
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
             ("async_save", str(async_save)),
         ]  # fmt: skip
+
+    def _directory_at(self, run_dir: Any) -> bytes:
+        """Checks and keeps the run's directory."""
+        directory = valid.directory(run_dir)
+        if not directory or b"\0" in directory:
+            raise InvalidArgumentError(
+                f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
+            )
+        _core.refuse_url(directory)
+        self._directory = os.fsdecode(directory)
+        if not _core.is_url(directory):
+            self._directory = valid.absolute(self._directory)
+        return directory
 
     def _make_exporter(self, export: Any) -> Exporter:
         if export is not None and not isinstance(export, Export):
@@ -295,25 +301,13 @@ class CheckpointManager:
         except InvalidArgumentError as error:
             self._refuse_save(error)
         self._wait_for_last()
-        options: Any = self._options
+        seconds = valid.limit_of(self._timeout)
 
         def difference(folder: str) -> str:
             path = os.path.join(self._directory, folder)
             if self._tier is not None:
-                seconds = valid.limit_of(self._timeout)
                 path = self._tier.core.path_of(self._comm, step, seconds) or path
-            return self._session._difference(state, path, **options)
-
-        def write(folder: str, begun: _core.RunStep) -> None:
-            given: Any = prepared(state)
-            given.engine = {**given.engine, "step": begun}
-            path = os.path.join(self._directory, folder)
-            if self._tier is None:
-                self._write(step, given, path)
-            else:
-                drained = self._tier.core.begin(step, forced, begun)
-                drains = forced or step % self._drain_every == 0
-                self._write(step, given, path, (drained, drains))
+            return self._session._difference(state, path, **self._options)
 
         def once_more() -> Mapping[str, float] | None:
             if self._tier is None or not (forced or numbers):
@@ -321,10 +315,21 @@ class CheckpointManager:
             return self._tier.core.undrained(step, bool(numbers))
 
         self._run.save(
-            self._comm, step, numbers, bool(options.get("overwrite")),
-            valid.limit_of(self._timeout), difference, write, once_more,
+            self._comm, step, numbers, bool(self._options.get("overwrite")), seconds, difference,
+            functools.partial(self._write_step, step, state, forced), once_more,
         )  # fmt: skip
         return True
+
+    def _write_step(
+        self, step: int, state: Any, forced: bool, folder: str, begun: _core.RunStep
+    ) -> None:
+        given: Any = prepared(state)
+        given.engine = {**given.engine, "step": begun}
+        hosts = None
+        if self._tier is not None:
+            drains = forced or step % self._drain_every == 0
+            hosts = self._tier.core.begin(step, forced, begun), drains
+        self._write(step, given, os.path.join(self._directory, folder), hosts)
 
     def _refuse_save(self, error: InvalidArgumentError) -> NoReturn:
         """Raises why this rank refuses the arguments of a save, in a save that every rank makes."""

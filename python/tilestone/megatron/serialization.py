@@ -126,17 +126,15 @@ def load(
             rank, size = _ranks.rank(process_group), _ranks.size(process_group)
             _integrity.check(checkpoint_dir, rank, size)
 
+    asked = engine_calls.Asked(sharded_state_dict, check)
     options = _load_options(strategies, sharded_strategy, common_strategy)
     if options is None:
-        asked = engine_calls.Asked(sharded_state_dict, check)
         with _ranks.call_of(process_group, deadline):
             state = user_strategies.load(
                 asked, checkpoint_dir, strategies, validate_access_integrity, mode
             )
     else:
-        asked = engine_calls.Asked(
-            sharded_state_dict, check, functools.partial(report_by_mode, mode)
-        )
+        asked.judge = functools.partial(report_by_mode, mode)
         state = engine_calls.engine_load(
             asked,
             checkpoint_dir,

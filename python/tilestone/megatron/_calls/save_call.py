@@ -148,16 +148,15 @@ def save(
     except Exception as error:
         failure = failure or error
     hashes = _integrity.Hashes(checkpoint_dir, group, deadline) if verify_integrity else None
-    if options is None and by_files is None:
-        common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
-        call = user_strategies.Save(
-            state, checkpoint_dir, strategy, common, validate_access_integrity, preprocess
-        )
-        return _by_strategy(call, failure, group, deadline, hashes, async_sharded_save)
     made = engine_calls.Given(
         state, checkpoint_dir, engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
     )  # fmt: skip
+    if options is None and by_files is None:
+        with _ranks.call_of(group, deadline):
+            return user_strategies.save(
+                made, strategy, validate_access_integrity, async_sharded_save, hashes
+            )
     save: Any = background.save_whole if async_sharded_save else engine_calls.engine_save
     return save(  # type: ignore[no-any-return]
         made,
@@ -170,29 +169,6 @@ def save(
         hashes=hashes,
         **(options or {}) | {"copies": copies},
     )
-
-
-def _by_strategy(
-    call: user_strategies.Save,
-    failure: Exception | None,
-    group: Any,
-    deadline: Deadline,
-    hashes: _integrity.Hashes | None,
-    in_background: bool,
-) -> AsyncRequest | None:
-    """Saves with a strategy of the user; returns None, or the request of a save in the background."""
-
-    def check() -> None:
-        deadline.check()
-        engine_calls.raiser(failure)()
-
-    with _ranks.call_of(group, deadline):
-        request: AsyncRequest | None = call.begin(check) if in_background else call.run(check)
-    if hashes is not None and request is not None:
-        request.finalize_fns.append(hashes.write)
-    elif hashes is not None:
-        hashes.write()
-    return request
 
 
 def _strategy(given: Any) -> Tuple[Any, Exception | None]:

@@ -10,14 +10,14 @@ The ranks and the deadline are those of the call under way (`_ranks.call_of`).
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 from tilestone._errors import UnsupportedError
 from tilestone._options import valid
-from tilestone.megatron import _ranks
+from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.in_place import remove_seals
 from tilestone.megatron._files import storage_errors
@@ -38,6 +38,8 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.state_dict_utils import save_preprocess
+from tilestone.megatron.strategies.async_utils import AsyncRequest
+from tilestone.megatron.strategies.base import StrategyAction, get_default_strategy
 from tilestone.megatron.utils import copied, extract_nonpersistent, extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
@@ -52,6 +54,10 @@ def _is_object(item: Any) -> bool:
 
 
 def _prepare(checkpoint_dir: Any) -> None:
+    """Creates the directory, or makes an old checkpoint there invalid.
+
+    Otherwise the old tensors would be a valid checkpoint with the new common state.
+    """
     if replaced := engine_calls.replaced_by(checkpoint_dir):
         engine_calls.logger.warning(replaced)
     valid.refuse_any_url(checkpoint_dir, "a strategy of the program")
@@ -60,98 +66,86 @@ def _prepare(checkpoint_dir: Any) -> None:
     remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
-@dataclasses.dataclass
-class Save:
-    """A save with a strategy of the user.
+def _prepared(
+    given: engine_calls.Given, strategy: Any, name: str
+) -> tuple[ShardedStateDict, CommonStateDict, Any]:
+    """The entities, the common state, and what the ranks compare of it."""
+    _ranks.deadline_of_call().check()
+    given.check()
+    if not hasattr(strategy, name):
+        raise UnsupportedError(
+            f"{type(strategy).__name__} has no {name}", hint="save with async_sharded_save=False"
+        )
+    sharded, common = save_preprocess(given.given, False)
+    if given.preprocess is None:
+        return sharded, common, common
+    copied_common = dict_list_map_outplace(lambda item: item, common)
+    return sharded, common, given.preprocess(copied_common)
+
+
+def save(
+    given: engine_calls.Given,
+    sharded_strategy: Any,
+    checks_access: bool,
+    in_background: bool,
+    hashes: _integrity.Hashes | None,
+) -> AsyncRequest | None:
+    """Saves common state, objects and tensors, then `metadata.json`. Every rank calls.
 
     Args:
-        sharded_state_dict: the caller's; it is not changed.
-        checkpoint_dir: the checkpoint's directory.
-        sharded_strategy, common_strategy: what saves.
-        validate_access_integrity, preprocess: as for `tilestone.megatron.save`.
+        given: the state, and its directory.
+        sharded_strategy: what saves its tensors.
+        checks_access: as validate_access_integrity of `tilestone.megatron.save`.
+        in_background: call the strategy's async_save.
+        hashes: written at the end.
+
+    Returns:
+        None; in the background the strategy's request, whose last functions end the save.
     """
+    group, deadline = _ranks.default_group(None), _ranks.deadline_of_call()
+    common_strategy = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
+    name, directory = "async_save" if in_background else "save", given.directory
 
-    sharded_state_dict: ShardedStateDict
-    checkpoint_dir: Any
-    sharded_strategy: Any
-    common_strategy: Any
-    validate_access_integrity: bool
-    preprocess: Callable[[CommonStateDict], StateDict] | None
-
-    def run(self, check: Callable[[], None]) -> Any:
-        """Saves common state, objects and tensors, then `metadata.json`. Every rank calls.
-
-        Args:
-            check: called first; if it raises, this rank has failed, and every rank raises.
-        """
-        self._begin(check, lambda own: self.sharded_strategy.save(own, self.checkpoint_dir))
-        on_one("end of a save", _ranks.default_group(None), self._publish)
-
-    def begin(self, check: Callable[[], None]) -> Any:
-        """Does the same with the strategy's async_save. Every rank calls.
-
-        Returns:
-            The strategy's request. The last of its functions writes `metadata.json`.
-        """
-
-        def ready() -> None:
-            check()
-            if not hasattr(self.sharded_strategy, "async_save"):
-                name = type(self.sharded_strategy).__name__
-                raise UnsupportedError(
-                    f"{name} has no async_save", hint="save with async_sharded_save=False"
-                )
-
-        request: Any = self._begin(
-            ready, lambda own: self.sharded_strategy.async_save(own, self.checkpoint_dir)
-        )
-        group, deadline = _ranks.default_group(None), _ranks.deadline_of_call()
-        request.finalize_fns.append(
-            lambda: on_one("end of a save", group, self._publish, deadline)
-        )
+    sharded, common, compared = together(
+        "preparation of a save", group, lambda: _prepared(given, sharded_strategy, name)
+    )
+    if checks_access:
+        held.check_together(lambda: nested_values(sharded), group)
+        held.log_differences(compared, group)
+    on_one("directory of a save", group, lambda: _prepare(directory))
+    together(
+        "save of the common state", group, lambda: common_strategy.save_common(common, directory)
+    )
+    # A fully parallel save marks in the entities who saves what; the caller's must not change.
+    own = copied(sharded)
+    save_own = functools.partial(_save_sharded, own, directory, sharded_strategy, common_strategy)
+    request: AsyncRequest = together("save by a strategy", group, lambda: save_own(name))
+    publish = functools.partial(_publish, sharded_strategy, directory)
+    ends: list[Callable[[], None]] = [
+        lambda: on_one("end of a save", group, publish, deadline)
+    ]
+    if hashes is not None:
+        ends.append(hashes.write)
+    if in_background:
+        request.finalize_fns.extend(ends)
         return request
+    for end in ends:
+        end()
+    return None
 
-    def _begin(self, check: Callable[[], None], save: Callable[[Any], Any]) -> Any:
-        group = _ranks.default_group(None)
 
-        def prepared() -> tuple[ShardedStateDict, CommonStateDict, Any]:
-            check()
-            sharded, common = save_preprocess(self.sharded_state_dict, False)
-            compared = common
-            if self.validate_access_integrity and self.preprocess is not None:
-                compared = self.preprocess(dict_list_map_outplace(lambda item: item, common))
-            return sharded, common, compared
+def _save_sharded(
+    own: ShardedStateDict, directory: Any, sharded_strategy: Any, common_strategy: Any, name: str
+) -> Any:
+    if not sharded_strategy.can_handle_sharded_objects:
+        validate_sharded_objects_handling(sharded_strategy, common_strategy)
+        objects, own = extract_matching_values(own, _is_object)
+        common_strategy.save_sharded_objects(objects, directory)
+    return getattr(sharded_strategy, name)(own, directory)
 
-        sharded, common, compared = together("preparation of a save", group, prepared)
-        if self.validate_access_integrity:
-            held.check_together(lambda: nested_values(sharded), group)
-            held.log_differences(compared, group)
-        on_one("directory of a save", group, self._make_directory)
-        together("save of the common state", group, lambda: self._save_common(common))
-        # A fully parallel save marks in the entities who saves what; the caller's must not change.
-        own = copied(sharded)
-        return together("save by a strategy", group, lambda: self._save_sharded(own, save))
 
-    def _make_directory(self) -> None:
-        """Creates the directory, or makes an old checkpoint there invalid.
-
-        Otherwise the old tensors would be a valid checkpoint with the new common state.
-        """
-        _prepare(self.checkpoint_dir)
-
-    def _save_common(self, common: CommonStateDict) -> None:
-        self.common_strategy.save_common(common, self.checkpoint_dir)
-
-    def _save_sharded(self, sharded: ShardedStateDict, save: Callable[[Any], Any]) -> Any:
-        if not self.sharded_strategy.can_handle_sharded_objects:
-            validate_sharded_objects_handling(self.sharded_strategy, self.common_strategy)
-            objects, sharded = extract_matching_values(sharded, _is_object)
-            self.common_strategy.save_sharded_objects(objects, self.checkpoint_dir)
-        return save(sharded)
-
-    def _publish(self) -> None:
-        strategy = self.sharded_strategy
-        save_config(CheckpointingConfig(strategy.backend, strategy.version), self.checkpoint_dir)
+def _publish(strategy: Any, directory: Any) -> None:
+    save_config(CheckpointingConfig(strategy.backend, strategy.version), directory)
 
 
 def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any) -> Any:
