@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import io
 import os
 import pickle
@@ -306,8 +305,7 @@ class StoredMetadata(Metadata):
         data = _core.bytes_at(valid.directory(place(own["_path"])), own["_name"])
         if data is None:
             raise FileNotFoundError(errno.ENOENT, f"no {own['_name']}", own["_path"])
-        with no_collections():
-            found = pickle.loads(data)
+        found = pickle.loads(data)
         stored = getattr(found.storage_meta, "save_id", None)
         if own["_save_id"] not in (None, stored):
             raise RuntimeError(
@@ -323,19 +321,6 @@ class StoredMetadata(Metadata):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Metadata, tuple(getattr(self, name) for name in Metadata.__dataclass_fields__)
-
-
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """Pauses Python's garbage collector, which takes as long as making 100,000 objects does."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def torch_load(data: Any) -> Any:

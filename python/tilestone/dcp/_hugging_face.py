@@ -446,8 +446,7 @@ class HuggingFaceStorageReader(_torchs.HuggingFaceStorageReader):
         """Reads this rank's items."""
         with open_checkpoint(_calls.place(self.path), framework="torch") as opened:
             for items in together(plan.items, planner):
-                with _calls.no_collections():
-                    Parts(opened).fill(items, planner)
+                Parts(opened).fill(items, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -29,7 +29,6 @@ from tilestone.dcp._calls import (
     is_own_file_system,
     is_valid,
     move_to,
-    no_collections,
     place,
 )
 
@@ -82,8 +81,7 @@ class FileSystemReader(_torchs.FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """torch's Metadata, as torch reads it."""
-        with no_collections():
-            metadata = super().read_metadata(*args, **kwargs)
+        metadata = super().read_metadata(*args, **kwargs)
         found = metadata.storage_meta
         assert found is not None  # torch sets it where the file has none
         if found.checkpoint_id is None:
@@ -146,8 +144,7 @@ class FileSystemReader(_torchs.FileSystemReader):
             else:
                 wanted.append(item)
         for of_one_read in together(wanted, planner):
-            with no_collections():
-                Parts(opened).fill(of_one_read, planner)
+            Parts(opened).fill(of_one_read, planner)
 
 
 def together(items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[ReadItem]]:

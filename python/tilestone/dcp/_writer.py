@@ -41,7 +41,6 @@ from tilestone.dcp._calls import (
     is_own_file_system,
     is_valid,
     move_to,
-    no_collections,
     place,
 )
 
@@ -275,11 +274,10 @@ class FileSystemWriter(_torchs.FileSystemWriter):
                 return self._write_as_torch(plan, planner, order)
             results: list[WriteResult] = []
             files = 0
-            with no_collections():
-                for batch in self._batches(plan.items, planner):
-                    made, count = self._write(order, batch, files, len(plan.items))
-                    results += made
-                    files += count
+            for batch in self._batches(plan.items, planner):
+                made, count = self._write(order, batch, files, len(plan.items))
+                results += made
+                files += count
         except BaseException:
             self._abandon()
             raise
@@ -387,10 +385,10 @@ class FileSystemWriter(_torchs.FileSystemWriter):
     def _index(self, metadata: Metadata, written: list[WriteResult]) -> bytes:
         metadata.version = _torchs.CURRENT_DCP_VERSION
         metadata.storage_meta = self.storage_meta()
-        with no_collections():
-            places = {result.index: _plain(result.storage_data) for result in written}
-            metadata.storage_data = places
-            return pickle.dumps(metadata)
+        metadata.storage_data = {
+            result.index: _plain(result.storage_data) for result in written
+        }
+        return pickle.dumps(metadata)
 
     def _finish_rank(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes this rank's own metadata in one step; with use_collectives=False."""
