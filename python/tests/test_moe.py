@@ -23,8 +23,7 @@ LAYOUTS = [
     EP_2,
     moe.Sizes(cp=2, ep=4),
     moe.Sizes(pp=2, ep=2),
-    moe.Sizes(tp=2, ep=2),
-    moe.Sizes(ep=2, etp=2),
+    moe.Sizes(tp=2, ep=2, etp=2),
     moe.Sizes(),
 ]
 
