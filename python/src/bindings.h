@@ -184,6 +184,10 @@ nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge
 // A leaf as a Value; an object that a Value can't represent is pickled. Errors name the path.
 Value to_value(nb::handle object, const Bridge& bridge, const Path& path);
 nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge);
+// The key of a dict: a scalar of a plain type, or a tuple of these; nullopt for any other key. With
+// kAny, numpy's numbers and those of other classes count as Python's, and ints have 64 bits.
+enum class Numbers { kOfPython, kAny };
+std::optional<Value> value_of_key(nb::handle key, Numbers numbers, int depth = 0);
 
 // An array over the view's memory, or the Python object that owns the memory.
 nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge);

@@ -36,34 +36,6 @@ PathElement path_element(nb::handle key) {
   return to_text(nb::str(key));
 }
 
-// A key that is neither a string nor an int as a value, if it is plain data.
-std::optional<Value> plain_key(nb::handle key) {
-  PyObject* o = key.ptr();
-  if (o == Py_None) return Value();
-  if (PyBool_Check(o)) return Value(o == Py_True);
-  if (PyFloat_Check(o)) return Value(PyFloat_AsDouble(o));
-  if (PyUnicode_Check(o)) return Value(to_text(key));
-  if (PyBytes_Check(o)) {
-    const auto bytes = nb::borrow<nb::bytes>(key);
-    return Value(to_bytes(std::string_view(bytes.c_str(), bytes.size())));
-  }
-  if (PyIndex_Check(o)) {
-    int overflow = 0;
-    const nb::object number = nb::steal(PyNumber_Index(o));
-    if (!number.is_valid()) throw nb::python_error();
-    const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-    return overflow == 0 ? std::optional(Value(static_cast<int64_t>(value))) : std::nullopt;
-  }
-  if (!PyTuple_CheckExact(o)) return std::nullopt;
-  Value::List items;
-  for (nb::handle item : nb::borrow<nb::tuple>(key)) {
-    auto plain = plain_key(item);
-    if (!plain) return std::nullopt;
-    items.push_back(*std::move(plain));
-  }
-  return Value::tuple(std::move(items));
-}
-
 // Two different keys of one dict, if they are neither strings nor ints, may have the same str().
 void check_distinct(const StateDict& dict, const Path& path) {
   std::unordered_set<PathElement> seen;
@@ -169,7 +141,7 @@ class TreeMaker {
       const bool is_int = std::holds_alternative<int64_t>(below.back());
       distinct = distinct && (is_int || PyUnicode_CheckExact(key.ptr()));
       if (!is_int && !PyUnicode_CheckExact(key.ptr())) {
-        if (auto original = plain_key(key)) {
+        if (auto original = value_of_key(key, Numbers::kAny)) {
           out.original_keys().emplace(std::get<std::string>(below.back()), *std::move(original));
         }
       }

@@ -108,23 +108,10 @@ class ValueMaker {
                                        : Value::list(std::move(*list));
   }
 
-  // A scalar, or a tuple of keys.
-  static std::optional<Value> key_of(nb::handle key, int depth) {
-    if (!PyTuple_CheckExact(key.ptr())) return scalar(key);
-    if (depth > kMaxDepth) return std::nullopt;
-    Value::List items;
-    for (nb::handle item : nb::borrow<nb::tuple>(key)) {
-      auto value = key_of(item, depth + 1);
-      if (!value) return std::nullopt;
-      items.push_back(std::move(*value));
-    }
-    return Value::tuple(std::move(items));
-  }
-
   std::optional<Value::Dict> entries(nb::handle dict, int depth) {
     Value::Dict out;
     for (auto [key, item] : nb::borrow<nb::dict>(dict)) {
-      auto key_value = key_of(key, depth);
+      auto key_value = value_of_key(key, Numbers::kOfPython, depth);
       auto value = key_value ? make(item, depth) : std::nullopt;
       if (!value) return std::nullopt;
       out.emplace_back(std::move(*key_value), std::move(*value));
@@ -325,6 +312,27 @@ class ObjectMaker {
 };
 
 }  // namespace
+
+std::optional<Value> value_of_key(nb::handle key, Numbers numbers, int depth) {
+  PyObject* o = key.ptr();
+  if (PyTuple_CheckExact(o)) {
+    if (depth > kMaxDepth) return std::nullopt;
+    Value::List items;
+    for (nb::handle item : nb::borrow<nb::tuple>(key)) {
+      auto value = value_of_key(item, numbers, depth + 1);
+      if (!value) return std::nullopt;
+      items.push_back(std::move(*value));
+    }
+    return Value::tuple(std::move(items));
+  }
+  if (numbers == Numbers::kOfPython || PyBool_Check(o)) return scalar(key);
+  if (PyFloat_Check(o)) return Value(PyFloat_AsDouble(o));
+  if (PyIndex_Check(o) == 0) return scalar(key);
+  const nb::object number = nb::steal(PyNumber_Index(o));
+  if (!number.is_valid()) throw nb::python_error();
+  auto value = from_int(number);
+  return value->kind() == Value::Kind::kInt ? value : std::nullopt;
+}
 
 nb::bytes python_bytes(ByteView bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
