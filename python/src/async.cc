@@ -190,6 +190,14 @@ void bind_pending(nb::module_& m) {
           },
           "seconds"_a)
       .def(
+          "wait",
+          [](const Pending& self) {
+            without_gil(
+                [&](const Stop& stop) { self.wait(Deadline::never().with_interrupt(stop)); },
+                length_of(self));
+          },
+          "Returns once it has ended, well or not.")
+      .def(
           "on_done",
           [](const Pending& self, const Told& callback) {
             self.on_done([kept = keep_alive(callback)] {

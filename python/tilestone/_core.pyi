@@ -1102,6 +1102,9 @@ class Pending:
 
     def result(self, seconds: float) -> None: ...
 
+    def wait(self) -> None:
+        """Returns once it has ended, well or not."""
+
     def on_done(self, callback: Callable[[], object]) -> None: ...
 
 class AsyncSave:

@@ -19,7 +19,6 @@ submitted in the call (devices.py) and waited for before the counters are compar
 from __future__ import annotations
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Iterator
@@ -157,20 +156,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 def _seal(save: _core.AsyncSave) -> None:
     """Ends the staging. If that fails, it raises nothing: `AsyncSave.durable` has the error."""
-    try:
-        save.seal()
-        save.staged.result(math.inf)
-    except Exception as error:  # perhaps of a signal's handler
-        if not save.staged.done() or not _is_failure_of(save, error):
-            raise
-
-
-def _is_failure_of(staged: _core.AsyncSave, error: Exception) -> bool:
-    try:
-        staged.staged.result(0)
-    except Exception as failure:
-        return failure is error or repr(failure) == repr(error)
-    return False
+    save.seal()
+    save.staged.wait()
 
 
 @functools.cache
