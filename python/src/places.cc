@@ -1,5 +1,8 @@
 // What stands at a place, beside what a checkpoint's format says of it.
+#include <nanobind/stl/unique_ptr.h>
+
 #include <filesystem>
+#include <memory>
 
 #include "python/src/bindings.h"
 #include "tilestone/base/uuid.h"
@@ -94,11 +97,31 @@ std::pair<std::string, std::string> other_than_model(const nb::bytes& path) {
   });
 }
 
-// Puts the directory `made` in the place of `name`; both are in the directory `path`. Returns
-// whether an older one was there, which then has the name `made`.
-bool replace_directory(const nb::bytes& path, const std::string& made, const std::string& name) {
-  const Location location = location_of(path, true);
-  return without_gil([&] { return engine::replace_directory(location.storage(), made, name); });
+void bind_staging(nb::module_& m) {
+  using engine::Staging;
+  nb::class_<Staging>(m, "Staging",
+                      "The directory beside a place in which a folder is made that then takes it.")
+      .def(nb::new_([](const nb::bytes& path, const std::string& save_id) {
+             const Location location(path_of(path));
+             return std::make_unique<Staging>(location.shared(), save_id);
+           }),
+           "path"_a, "save_id"_a)
+      .def("begin", [](Staging& staging) { without_gil([&] { staging.begin(); }); })
+      .def(
+          "publish",
+          [](Staging& staging, const std::string& made) {
+            without_gil([&] { staging.publish_part(made, true); });
+          },
+          "made"_a, "Moves a folder of the directory, which is durable, to the place.")
+      .def("abandon",
+           [](Staging& staging) { without_gil([&] { staging.abandon(); }, WithoutGil::kShort); });
+  m.def(
+      "clean_beside",
+      [](const nb::bytes& path) {
+        const Location location(path_of(path));
+        without_gil([&] { engine::clean_siblings(location.storage()); });
+      },
+      "path"_a, "Removes what dead processes have left beside a place.");
 }
 
 // certifi's certificates serve on a system that has none.
@@ -117,6 +140,7 @@ void find_certificates() {
 
 void bind_places(nb::module_& m) {
   find_certificates();
+  bind_staging(m);
   m.def(
       "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); }, "path"_a,
       "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");
@@ -132,8 +156,6 @@ void bind_places(nb::module_& m) {
   m.def(
       "object_store_problem", [] { return without_gil([] { return object_store_problem(); }); },
       "Why no object store can be used here: no S3, or no credentials. Empty if one can.");
-  m.def("replace_directory", &replace_directory, "path"_a, "made"_a, "name"_a,
-        nb::sig("def replace_directory(path: bytes, made: str, name: str) -> bool"));
   m.def("other_than_model", &other_than_model, "path"_a,
         nb::sig("def other_than_model(path: bytes) -> tuple[str, str]"),
         "What stands at a place, but a folder of a model, and the file that shows it; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pathlib
@@ -23,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import tilestone
+from tilestone._calls.model_folder import NewFolder
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -94,19 +94,15 @@ def test_an_export_that_fails_is_tried_again_logged_and_made_when_the_run_contin
         text = r"(?s)export of step 1 has failed, and is tried again.*Step 1 was not exported.*optim\.step"
         assert re.search(text, caplog.text)
         assert manager.save(2, state_of(2))
-    assert exports_in(run) == []
-    left = run / "export" / "hf" / f".step-00000001.huggingface-{'0' * 32}"  # as a killed process leaves it
-    live = run / "export" / "hf" / f".step-00000003.huggingface-{'1' * 32}"  # of another process
-    left.mkdir()
-    live.mkdir()
-    held = os.open(live, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    assert not (run / "export").exists()
+    live = NewFolder(run / "export" / "hf" / "step-00000003")  # as of another process
+    live.begin()
+    pathlib.Path(live.place).with_name(f".step-00000001.tilestone-{live.attempt}").mkdir()  # a dead one's
     with tilestone.CheckpointManager(run, export=tilestone.Export()) as manager:
         assert manager.restore(state_of(0))[1] == 2
         manager.wait()
         assert [(each.step, each.error) for each in manager.exports] == [(2, None)]
-    os.close(held)
-    assert exports_in(run) == [live.name, "step-00000002"]
+    assert exports_in(run) == [os.path.basename(live.place), "step-00000002"]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import signal
 import time
+import uuid
 import warnings
 from typing import Any
 
@@ -116,7 +117,7 @@ def old_folder(path: str) -> None:
     for name, text in {"config.json": "{}", "sub/a": "", "old.safetensors": "x"}.items():
         pathlib.Path(path, name).write_text(text)
     # What a killed save has left.
-    hidden = pathlib.Path(path).parent / f".{os.path.basename(path)}.huggingface-{'0' * 32}" / "model"
+    hidden = pathlib.Path(path).parent / f".{os.path.basename(path)}.tilestone-{uuid.uuid4()}" / "model"
     hidden.mkdir(parents=True)
     (hidden / "left.safetensors").write_text("x")
 
@@ -272,22 +273,26 @@ def model_in(folder: NewFolder, scale: int) -> NewFolder:
     return folder
 
 
-def test_saves_to_one_folder_are_apart_and_what_dead_ones_have_left_goes(
+def test_of_two_saves_to_one_folder_the_later_one_counts_and_what_dead_ones_have_left_goes(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "hf"
     child = os.fork()
     if child == 0:
         _kept = model_in(NewFolder(path), 1)
-        os._exit(0)
+        signal.pause()
+    while not list(tmp_path.glob(".hf.*/model/model.safetensors")):
+        time.sleep(0.01)
+    with pytest.raises(tilestone.AlreadyExistsError, match="under way"):
+        NewFolder(path).begin()
+    (left,) = os.listdir(tmp_path)
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    left = os.listdir(tmp_path)
-    assert len(left) == 1
     first, second = model_in(NewFolder(path), 2), model_in(NewFolder(path), 3)
-    assert len(os.listdir(tmp_path)) == 2 and left[0] not in os.listdir(tmp_path)
-    for each, scale in ((first, 2), (second, 3)):
-        each.publish()
-        assert torch.equal(tilestone.load(path)["w"], torch.ones(2) * scale)
+    assert os.listdir(tmp_path) == [os.path.basename(second.place)] != [left]
+    first.abandon()
+    second.publish()
+    assert torch.equal(tilestone.load(path)["w"], torch.ones(2) * 3)
     model_in(NewFolder(path), 4)  # is dropped
     assert os.listdir(tmp_path) == ["hf"]
 

@@ -966,6 +966,23 @@ def check_options(options: SaveOptions) -> None:
 
 DEFAULT_TIMEOUT: float = 1800.0
 
+class Staging:
+    """
+    The directory beside a place in which a folder is made that then takes it.
+    """
+
+    def __init__(self, path: bytes, save_id: str) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def publish(self, made: str) -> None:
+        """Moves a folder of the directory, which is durable, to the place."""
+
+    def abandon(self) -> None: ...
+
+def clean_beside(path: bytes) -> None:
+    """Removes what dead processes have left beside a place."""
+
 def refuse_url(path: bytes) -> None:
     """
     Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
@@ -981,8 +998,6 @@ def object_store_problem() -> str:
     """
     Why no object store can be used here: no S3, or no credentials. Empty if one can.
     """
-
-def replace_directory(path: bytes, made: str, name: str) -> bool: ...
 
 def other_than_model(path: bytes) -> tuple[str, str]:
     """

@@ -1,28 +1,18 @@
 """A Hugging Face folder that is made beside the old one, and then takes its place.
 
-    parent/NAME                  the folder: the old model, or nothing
-    parent/.NAME.huggingface-ID/ while a new one is made; ID is another one for each attempt
-        pieces/                  a checkpoint of all ranks, if tensors have to be joined
-        model/                   the new folder
+    parent/NAME                   the folder: the old model, or nothing
+    parent/.NAME.tilestone-ID/    the engine's directory of a save (engine/commit/staging.cc)
+        pieces/                   a checkpoint of all ranks, if tensors have to be joined
+        model/                    the new folder
 
-1. Rank 0 removes what dead processes have left, and makes the hidden directory, which it locks: the
-   directories of others that are locked stay. Where a file system has no locks, they count as dead.
-2. The files of the model are made in `model`, and are durable.
-3. Rank 0 takes over the other files of the old folder (config.json, tokenizer files): as hard links,
-   or as copies.
-4. `model` is renamed to NAME, or the two are exchanged, which is one step of the file system.
-5. The hidden directory is removed, with the old model in it.
-
-Before step 4 the folder is untouched, after it the new one is complete and durable. Nothing locks the
-folder itself: of two saves the one that ends last stays, and what is written to it by others during
-the steps 3 and 4 is lost.
+The files of the model are made in `model`, and are durable. Rank 0 takes over the other files of the
+old folder (config.json, tokenizer files), as hard links or as copies, and then has `model` take the
+folder's place, which is one step of the file system. What is written to the folder meanwhile is lost.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
 import uuid
 import weakref
@@ -35,6 +25,9 @@ from tilestone._options import valid
 
 #: Of torch's writer: the pieces of a model that it has joined.
 _TORCHS_PIECES = "sharded"
+
+#: Those of this process that have begun, by path: of two saves to a folder the earlier one ends.
+_begun: weakref.WeakValueDictionary[str, NewFolder] = weakref.WeakValueDictionary()
 
 
 def _is_of_a_model(name: str) -> bool:
@@ -62,42 +55,9 @@ def _link(source: str, target: str) -> None:
             os.fsync(copied.fileno())
 
 
-def _locked(place: str) -> int | None:
-    """Locks a hidden directory, until the file is closed; None: another process has."""
-    held = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        return None
-    except OSError:  # there are no locks here
-        pass
-    return held
-
-
-def _remove(place: str, held: int, process: int) -> None:
+def _abandon(staging: _core.Staging, process: int) -> None:
     if os.getpid() == process:  # not in a forked child
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(held)
-
-
-def remove_dead(parent: str, names: str) -> None:
-    """Removes what dead processes have left of folders that they were making.
-
-    Args:
-        names: a regular expression for the names of the folders.
-    """
-    hidden = re.compile(rf"\.{names}\.huggingface-[0-9a-f]{{32}}")
-    for name in os.listdir(parent) if os.path.isdir(parent) else []:
-        if not hidden.fullmatch(name):
-            continue
-        left = os.path.join(parent, name)
-        try:
-            held = _locked(left)
-        except OSError:  # another process has removed it
-            continue
-        if held is not None:
-            _remove(left, held, os.getpid())
+        staging.abandon()
 
 
 class NewFolder:
@@ -116,52 +76,50 @@ class NewFolder:
     def __init__(self, path: str | os.PathLike[str], attempt: str = "") -> None:
         valid.refuse_any_url(path, "a Hugging Face folder")
         self.path = os.path.realpath(path)
-        self.attempt = attempt or uuid.uuid4().hex
-        self._parent, self._name = os.path.split(self.path)
-        self._hidden = f".{self._name}.huggingface-{self.attempt}"
-        self.place = os.path.join(self._parent, self._hidden)
+        self.attempt = attempt or str(uuid.uuid4())
+        parent, name = os.path.split(self.path)
+        self.place = os.path.join(parent, f".{name}.tilestone-{self.attempt}")
         self.pieces = os.path.join(self.place, "pieces")
         self.model = os.path.join(self.place, "model")
         self.end: Any = None
+        self._staging: Any = None
 
     def begin(self) -> None:
-        """Step 1.
+        """Makes the hidden directory.
 
         Raises:
-            AlreadyExistsError: the folder holds a checkpoint of another kind.
+            AlreadyExistsError: the folder holds a checkpoint of another kind, or another process
+                saves to it.
             InvalidArgumentError: it is a file.
             UnsupportedError: it can't be replaced in one step.
         """
-        is_old = self._check_old()
-        remove_dead(self._parent, re.escape(self._name))
-        os.makedirs(self.place)
-        held = _locked(self.place)
-        if held is None:
-            raise AlreadyExistsError(f"another save to {self.path} began at the same moment")
-        self.end = weakref.finalize(self, _remove, self.place, held, os.getpid())
-        if is_old:
-            shutil.copymode(self.path, self.place)
-            self._try_exchange()
+        self._check_old()
+        if (earlier := _begun.get(self.path)) is not None:
+            earlier.abandon()
+        self._staging = _core.Staging(os.fsencode(self.path), self.attempt)
+        self.end = weakref.finalize(self, _abandon, self._staging, os.getpid())
+        _begun[self.path] = self
+        try:
+            self._staging.begin()
+        except BaseException:
+            self.abandon()
+            raise
 
-    def _check_old(self) -> bool:
-        """Whether there is something at the path, which must be a folder that can be replaced."""
+    def _check_old(self) -> None:
+        """Refuses what is at the path and is no folder that can be replaced."""
         if not os.path.lexists(self.path):
-            return False
+            return
         if not os.path.isdir(self.path):
             raise InvalidArgumentError(f"{self.path} is a file, and a folder is written")
         self.refuse_working_directory()
         if os.path.ismount(self.path):
             self._refuse("another file system is mounted there")
-        if not os.access(self.path, os.W_OK, effective_ids=True):
-            mode = os.stat(self.path).st_mode & 0o7777
-            self._refuse(f"this process must not write to it (its mode is {mode:o})")
         what, file = _core.other_than_model(os.fsencode(self.path))
         if what:
             raise AlreadyExistsError(
                 f"{self.path} is no Hugging Face folder: it holds {what}", file=file,
                 hint="save elsewhere, or remove that first",
             )  # fmt: skip
-        return True
 
     def refuse_working_directory(self) -> None:
         """For every rank that has one: it would be removed with the old folder.
@@ -181,18 +139,8 @@ class NewFolder:
             f"{self.path} can't be replaced: {why}", hint="save to a folder that does not exist"
         )
 
-    def _try_exchange(self) -> None:
-        for name in ("new", "old/not empty"):
-            os.makedirs(os.path.join(self.place, "trial", name))
-        try:
-            _core.replace_directory(os.fsencode(os.path.join(self.place, "trial")), "new", "old")
-        except UnsupportedError as error:
-            error.add_hint("save to a folder that does not exist")
-            raise
-        shutil.rmtree(os.path.join(self.place, "trial"))
-
     def publish(self) -> None:
-        """Steps 3 to 5."""
+        """Takes over the other files of the old folder, and puts the new one in its place."""
         if os.path.isdir(self.path):
             shutil.copymode(self.path, self.model)
             for entry in os.scandir(self.path):
@@ -207,15 +155,14 @@ class NewFolder:
                     _link(entry.path, target)
         for directory, _, _ in os.walk(self.model):
             sync(directory)
-        made = os.path.join(self._hidden, os.path.basename(self.model))
-        _core.replace_directory(os.fsencode(self._parent or "/"), made, self._name)
+        self._staging.publish(os.path.basename(self.model))
         self.abandon()
 
     def abandon(self) -> None:
-        """Step 5, also of an attempt that has failed."""
+        """Removes the hidden directory, also of an attempt that has failed."""
         # Not by a call, which does nothing at the interpreter's end.
         if self.end is not None and (left := self.end.detach()):
-            _remove(*left[2])
+            _abandon(*left[2])
 
     def join(self, files: Mapping[str, str], other_file: str, comm: Any = None) -> None:
         """Makes `model` of `pieces`: every rank of the communicator writes some of the files.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,9 +19,9 @@ from typing import Any
 from tilestone import _core
 from tilestone._calls.async_save import end_saves
 from tilestone._calls.maintenance import convert
-from tilestone._calls.model_folder import NewFolder, remove_dead
+from tilestone._calls.model_folder import NewFolder
 from tilestone._calls.opening import open as open_checkpoint
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import AlreadyExistsError, InvalidArgumentError
 from tilestone._options import valid
 from tilestone._options.rename import Rename, renaming
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("tilestone")
 _SHARD_BYTES = 5_000_000_000  # of a safetensors file, as save_pretrained has long had it
 _FOLDER = re.compile(r"step-(\d{8,})")
 _REMOVED = re.compile(rf"\.{_FOLDER.pattern}\.removed")  # while it is removed
+_MADE = re.compile(rf"\.({_FOLDER.pattern})\.tilestone-.*")  # while it is made, or of a dead process
 _SOURCE = os.path.join(".tilestone", "source")  # in an export: the save id of the step's checkpoint
 # Files of a model's folder that hold weights, or say where they are.
 _WEIGHTS = (
@@ -352,9 +354,12 @@ class Exporter:
             gone = os.path.join(above, f".{name}.removed")
             shutil.rmtree(gone, ignore_errors=True)
             os.rename(os.path.join(above, name), gone)  # nobody sees a part of it
-        for name in filter(_REMOVED.fullmatch, os.listdir(above)):
-            shutil.rmtree(os.path.join(above, name), ignore_errors=True)
-        remove_dead(above, _FOLDER.pattern)
+        for name in os.listdir(above):
+            if _REMOVED.fullmatch(name):
+                shutil.rmtree(os.path.join(above, name), ignore_errors=True)
+            elif left := _MADE.fullmatch(name):
+                with contextlib.suppress(AlreadyExistsError):  # another process makes it
+                    _core.clean_beside(os.fsencode(os.path.join(above, left[1])))
 
 
 _exporters: weakref.WeakSet[Exporter] = weakref.WeakSet()

@@ -334,21 +334,6 @@ void expect_only_checkpoint(Storage& location, const Standing& here, const Diale
   }
 }
 
-bool replace_directory(Storage& parent, const std::string& made, const std::string& name) {
-  Directories* const directories = parent.directories();
-  if (directories == nullptr) {
-    throw Error(ErrorCode::kUnsupported, "there are no directories at " + parent.describe());
-  }
-  try {
-    directories->rename(made, name);
-    return false;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kAlreadyExists) throw;
-  }
-  directories->exchange(name, made);
-  return true;
-}
-
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name) {
   const StorageEntry entry = expect_parent(location);
   const auto info = entry.storage->stat(name);
@@ -461,6 +446,12 @@ void Staging::publish() {
 void Staging::publish_part(const std::string& made, bool is_folder) {
   Storage& above = *entry_.storage;
   const std::string from = name_ + "/" + made;
+  if (is_folder && exchanges_) {
+    above.directories()->exchange(entry_.name, from);
+    makes_own_ = false;  // the replaced folder, which is in the directory now, has it
+    location_lock_.reset();
+    return;
+  }
   if (is_folder) return above.directories()->rename(from, entry_.name);
   above.rename(from, entry_.name, false);
   try {

@@ -81,10 +81,6 @@ void expect_directories(Storage& location, const SaveTerms& terms, bool is_empty
 // mark (metadata.json) are accepted too: common.pt, .metadata.tmp and data files with stock names.
 void expect_only_checkpoint(Storage& location, const Standing& here, const Dialect* remains_of);
 
-// Puts the directory `made` in the place of `name`, durably. Returns whether an older one was
-// there, which then has the name `made`. Error(kUnsupported) where that is not possible.
-bool replace_directory(Storage& parent, const std::string& made, const std::string& name);
-
 // The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
 // Throws fail_elsewhere() where it does not exist.
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name);
@@ -112,9 +108,9 @@ class Staging {
   // On errors that say that nothing was changed (kUnsupported, kAlreadyExists, kNotFound), removes
   // the directory.
   void publish();
-  // Instead of publish(), where nothing is at the location: moves a file or folder of the directory
-  // there, whose content must be durable. Durable when it returns. After a failure the caller
-  // abandons.
+  // Instead of publish(): moves a file or folder of the directory to the location, whose content
+  // must be durable. Only a folder replaces what is there. Durable when it returns. Then, and after
+  // a failure, the caller abandons.
   void publish_part(const std::string& made, bool is_folder);
   // Removes the replaced directory. Failures are logged.
   void clean();
