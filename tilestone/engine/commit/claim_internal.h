@@ -1,4 +1,5 @@
-// The claim of a save on its location: the lock, and the directories that are made for it.
+// The claim of a save on its location: the lock, and the directories that are made for it. The
+// claim of a rank or a publisher, which shows that its process is at work.
 #pragma once
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/storage/storage.h"
 
@@ -71,5 +73,44 @@ class Claim {
   MadeDirectories made_;
   bool makes_own_ = false;  // kTilestoneDirectory
 };
+
+// ---- Signs of life
+
+// The claim of a process on a part of a save: a lock of a file, which ends with the process. Where
+// files can't be locked, or somebody else has the claim, this is empty.
+class WorkClaim {
+ public:
+  WorkClaim(std::shared_ptr<Storage> storage, std::string name)
+      : storage_(std::move(storage)), name_(std::move(name)) {
+    try {
+      lock_ = storage_->claim(name_, Deadline::after(std::chrono::seconds(0)));
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
+      if (error.code() == ErrorCode::kUnsupported) remove_files(*storage_, std::vector{name_});
+    }
+  }
+  ~WorkClaim() {
+    const bool is_file = lock_ != nullptr && !storage_->facts().claims_are_leases();
+    if (is_file) remove_files(*storage_, std::vector{name_});
+  }
+  WorkClaim(const WorkClaim&) = delete;
+  WorkClaim& operator=(const WorkClaim&) = delete;
+
+  bool is_held() const { return lock_ != nullptr; }
+
+ private:
+  const std::shared_ptr<Storage> storage_;
+  const std::string name_;
+  std::unique_ptr<StorageClaim> lock_;
+};
+
+// Whether a process has the claim. False where that can't be known.
+inline bool is_claimed(Storage& storage, const std::string& name) {
+  try {
+    return storage.is_claimed(name);
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 }  // namespace tilestone::engine

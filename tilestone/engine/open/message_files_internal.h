@@ -4,6 +4,7 @@
 //   .tilestone/SAVE_ID.receipt-GROUP-RANK   what the rank has written
 //   .tilestone/SAVE_ID.receipt-GROUP-joiner the number of the rank that begins to make the next
 //   .tilestone/SAVE_ID.receipt-GROUP-all    the same of a group, in a large world
+//   .tilestone/SAVE_ID.receipt-claim-RANK   locked while the rank's process lives, in a small world
 //   .tilestone/SAVE_ID.receipt-failed       why a rank could not write, which ends the save
 //   .tilestone/SAVE_ID.receipt-ended        the outcome: published, or the error of all ranks
 //

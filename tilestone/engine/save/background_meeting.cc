@@ -24,8 +24,13 @@
 // lease. Where the storage has neither, or a rank did not see the lock in its call, this takes
 // until the deadline.
 //
-// Another rank dies: no receipt comes, and the save fails at the deadline. A rank that lives, but
-// can no longer write, tells the others in the session's next save (in_flight_internal.h).
+// Another rank dies: no receipt comes. Where claims die with their process, and the world is small
+// enough for one more file for each rank, each rank has a claim from the call on until it has seen
+// the outcome; in the call it says so, if it also sees the coordinator's lock: then the coordinator
+// sees its claim. The coordinator looks now and then whether
+// a rank that lacks its receipt has its claim, and fails the save if it finds neither, twice.
+// Elsewhere the save fails at the deadline. A rank that lives, but can no longer write, tells the
+// others in the session's next save (in_flight_internal.h).
 //
 // A receipt whose answer is lost is looked for. If it is not there, its rank leaves its error first
 // and then removes its data files. If the receipt appears all the same, the coordinator finds the
@@ -53,8 +58,11 @@ using Seconds = std::chrono::duration<double>;
 
 const std::string kFailedMessage = "failed", kEndedMessage = "ended";
 constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock, in small worlds
+constexpr Seconds kLookForRanks{2};        // between two looks for the claims of ranks
 constexpr double kPeriods = 1.5;           // of a lease, until it counts as lapsed
 constexpr Seconds kTidyTime{1};
+
+std::string claim_name(int rank) { return "claim/" + std::to_string(rank); }
 
 }  // namespace
 
@@ -75,6 +83,9 @@ void BackgroundMeeting::reserve() {
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a save can't be seen: ") + error.what());
   }
+  const bool is_cheap = !storage_->facts().claims_are_leases() && comm_.names_of_groups().empty();
+  if (rank_ == 0 || !sees_lock_ || !is_cheap) return;
+  claim_ = std::make_unique<WorkClaim>(storage_, files_->file_of(claim_name(rank_)));
 }
 
 std::optional<BackgroundMessage> BackgroundMeeting::read(const std::string& name) {
@@ -152,6 +163,7 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
   for (Pauses pauses(ranks_);; pauses.next(deadline)) {
     if (auto found = read(kEndedMessage)) {
       files_->remove(own);
+      claim_.reset();
       if (!found->error) return std::nullopt;
       return Failed{*std::move(found->error), found->may_exist};
     }
@@ -193,11 +205,38 @@ void BackgroundMeeting::throw_failure() {
   throw failed->error.value_or(Error(ErrorCode::kIo, "a rank has failed"));
 }
 
+bool BackgroundMeeting::may_work(int rank) {
+  try {
+    return storage_->is_claimed(files_->file_of(claim_name(rank)));
+  } catch (const Error&) {
+    return true;  // unknown
+  }
+}
+
+void BackgroundMeeting::throw_ended() {
+  std::vector<int> ended;
+  for (const int rank : comm_.missing(false)) {
+    if (!claimed_[static_cast<size_t>(rank)] || may_work(rank)) continue;
+    ended.push_back(rank);
+    if (std::ranges::find(ended_, rank) == ended_.end()) continue;
+    throw_failure();
+    throw Error(ErrorCode::kRankFailed, "the rank has ended before it left its receipt")
+        .with_rank(rank)
+        .with_hint("the checkpoint that was at the location before still stands");
+  }
+  ended_ = std::move(ended);
+}
+
 std::vector<Bytes> BackgroundMeeting::gather(Bytes own, Deadline deadline) {
   comm_.keep(BackgroundMessage{std::nullopt, std::move(own)}.encode());
+  Deadline patience = Deadline::after(kLookForRanks);
   for (Pauses pauses(1);; pauses.next(deadline)) {
     throw_failure();
     if (comm_.is_complete(deadline)) break;
+    if (patience.expired() && !claimed_.empty()) {
+      throw_ended();
+      patience = Deadline::after(kLookForRanks);
+    }
     if (!deadline.expired()) continue;
     const std::vector<int> missing = comm_.missing(false);
     throw Error(ErrorCode::kTimeout, "the rank has left no receipt before the save's deadline")

@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/store_communicator.h"
+#include "tilestone/engine/commit/claim_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
@@ -27,8 +29,10 @@ class BackgroundMeeting {
   // While the ranks can still communicate: makes the file of this rank's first message. So a rank
   // that can't write here fails now, and one that finds no room for a file later can still say that
   // it has failed. Until this was called, a missing lock does not mean that the coordinator is
-  // gone. Throws what Storage::create throws.
+  // gone. Takes this rank's claim. Throws what Storage::create throws.
   void reserve();
+  // Whether this rank has a claim that the coordinator can see: it sees the coordinator's lock.
+  bool shows_life() const { return sees_lock_ && claim_ != nullptr && claim_->is_held(); }
 
   // ---- Every rank but the coordinator
 
@@ -50,9 +54,11 @@ class BackgroundMeeting {
 
   // ---- The coordinator
 
+  // By rank: shows_life().
+  void expect_claims(std::vector<bool> claimed) { claimed_ = std::move(claimed); }
   // Waits for the receipts of all other ranks. Returns the receipts by rank, with `own`. Throws the
-  // first error that a rank has left, as soon as it is there. Error(kTimeout) names a rank whose
-  // receipt is missing.
+  // first error that a rank has left, as soon as it is there. A rank whose receipt is missing is
+  // named by Error(kRankFailed) once its process has ended, where that shows, or by kTimeout.
   std::vector<Bytes> gather(Bytes own, Deadline deadline);
   // Leaves the outcome. nullopt: published. Failures are logged: then the others find out by
   // themselves, at the latest at their deadline.
@@ -64,6 +70,8 @@ class BackgroundMeeting {
  private:
   std::optional<BackgroundMessage> read(const std::string& name);
   void throw_failure();
+  bool may_work(int rank);
+  void throw_ended();
   bool coordinator_is_gone();
   bool has_seen_outcome(int rank);
 
@@ -73,6 +81,9 @@ class BackgroundMeeting {
   const int rank_, ranks_;
   bool sees_lock_ = false;             // the coordinator's, in the call
   std::optional<std::string> lapsed_;  // the tag of its lock when it was gone at the last look
+  std::unique_ptr<WorkClaim> claim_;   // of another rank, until it has seen the outcome
+  std::vector<bool> claimed_;          // coordinator: by rank; empty: no rank has a claim
+  std::vector<int> ended_;             // coordinator: without receipt and claim at the last look
   int failed_by_ = -1;                 // coordinator: the rank whose error has ended the save
   std::vector<bool> found_;            // coordinator: by rank, tidy() has found its receipt
 };

@@ -220,7 +220,7 @@ TEST(BackgroundMeeting, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNot
   {
     BackgroundMeeting unused = location.of(2, 3);
     unused.reserve();
-    EXPECT_EQ(location.names().size(), 3u);
+    EXPECT_EQ(location.names().size(), 4u);
   }
   mine.reserve();
   full = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -101,10 +102,16 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
           }
           memory = stage_share(planned, session, deadline, lazy);
           if (own) meeting.emplace(*std::move(own));
-          return Bytes{std::byte(!written)};
+          return Bytes{std::byte(!written), std::byte(meeting && meeting->shows_life())};
         },
-        [](const std::vector<Bytes>& ranks) {
-          const bool all = std::ranges::find(ranks, Bytes{std::byte(0)}) == ranks.end();
+        [&](const std::vector<Bytes>& ranks) {
+          const auto says = [](size_t what) {
+            return [what](const Bytes& rank) { return rank.at(what) != std::byte(0); };
+          };
+          std::vector<bool> claimed;
+          std::ranges::transform(ranks, std::back_inserter(claimed), says(1));
+          if (meeting) meeting->expect_claims(std::move(claimed));
+          const bool all = std::ranges::all_of(ranks, says(0));
           return std::vector<Bytes>(ranks.size(), Bytes{std::byte(all)});
         });
   } catch (...) {
