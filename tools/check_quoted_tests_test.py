@@ -13,11 +13,11 @@ TREE = {
 }
 
 
-def check(document: str) -> tuple[int, list[str]]:
+def check(document: str, name: str = "docs/incidents.md") -> tuple[int, list[str]]:
     """Runs the tool over a tree with this document. Returns the exit code and the output lines."""
     with tempfile.TemporaryDirectory() as root:
-        for name, text in {**TREE, "docs/incidents.md": document}.items():
-            path = pathlib.Path(root, name)
+        for each, text in {**TREE, name: document}.items():
+            path = pathlib.Path(root, each)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         result = subprocess.run(
@@ -39,6 +39,14 @@ class CheckQuotedTestsTest(unittest.TestCase):
             for line, name in enumerate(names, 1)
         ]
         self.assertEqual(check("".join(f"`{name}`\n" for name in names)), (1, expected))
+
+    def test_source_files_that_the_architecture_names_exist(self):
+        names = "`Box.*`, `geometry/box_test.cc`, `box_test.cc`, `crate.cc`, `state/box_test.cc`"
+        expected = [
+            f"ARCHITECTURE.md:1: there is no file {name}"
+            for name in ("crate.cc", "state/box_test.cc")
+        ]
+        self.assertEqual(check(f"{names}\n", "ARCHITECTURE.md"), (1, expected))
 
     def test_documents_without_a_quoted_test_are_a_mistake(self):
         self.assertEqual(check("`save`\n"), (1, ["the documents quote no test"]))

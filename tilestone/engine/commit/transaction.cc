@@ -1,74 +1,63 @@
 // The commit protocol. Staged saves have their own: see staging.cc.
 //
 // The names of a save's data files, manifest and temporary files contain its save id, a random
-// UUID, so no two saves ever use the same name. Only the index has fixed names. One file of it, the
-// switch, names the save and its data files, and it alone decides which checkpoint a location has.
+// UUID: no two saves use the same. Only the index has fixed names. One file of it, the switch,
+// names the save and its data files, and alone decides which checkpoint a location has.
 //
 //  1. Claim. The coordinator takes the lock, or in an object store a lease (storage/lease.cc), if
-//     the place has either. It may lose a lease: then it removes nothing of others, and does not
-//     try the switch. Each try ends before the lease can lapse.
-//  2. Settle and look. It settles the place, because an earlier switch may not be durable yet. One
-//     look (look_at()) then decides everything: whether the save may begin, what it replaces, and
-//     what is left of failed saves, which it removes under the lock. Where a put can ask for a tag,
-//     the tag of the switch that stands is taken before that switch is read.
+//     the place has either. Who has lost a lease removes nothing of others, and does not try the
+//     switch. Each try ends before the lease can lapse.
+//  2. Settle and look. The place is settled: an earlier switch may not be durable. One look
+//     (look_at()) decides everything: whether the save may begin, what it replaces, and what failed
+//     saves have left, which goes under the lock. The switch's tag is taken before it is read.
 //  3. Note. A file (note_name) says that this save has begun here and which saves' checkpoint it
-//     will replace. The note is durable before step 4.
+//     will replace. It is durable before step 4.
 //  4. Upload. Each rank writes its data files, syncs them and their directory, and reports.
-//  5. Prepare. The coordinator opens each file that a rank reported, so that a rank that wrote
-//     elsewhere is found. It merges the receipts, which checks coverage. It writes the switch to a
-//     temporary file and syncs it, so lack of space shows here. It publishes the manifest. Files of
-//     the index that come before the switch have new names; they are written and synced.
-//  6. Switch. The same bytes are put as the switch (Storage::put_prepared()): if absent, where none
+//  5. Prepare. The coordinator opens each reported file, which finds a rank that wrote elsewhere,
+//     merges the receipts, which checks coverage, writes the switch to a temporary file and syncs
+//     it, which shows lack of space, and publishes the manifest. Files of the index that come
+//     before the switch have new names; they are written and synced.
+//  6. Switch. The bytes are put as the switch (Storage::put_prepared()): if absent, where none
 //     stood at the look; else if it still has the tag that was taken. Where there are no tags, the
 //     lock has kept others away. The put is the commit, and durable when it answers.
-//  7. Clean. Files of the replaced checkpoint and leftovers are removed. Once they are durably
-//     removed, so is the note, and with it, where nothing was renamed, the temporary file.
+//  7. Clean. Files of the replaced checkpoint and leftovers are removed. Once that is durable, so
+//     is the note, and with it, where nothing was renamed, the temporary file.
 //
 // What may be removed: files of a save that began here according to a note, unless the switch names
 // them; and files of a save that the current one has replaced, according to its note. Any other
-// file with such a name has been copied here and may be somebody's only copy.
+// file with such a name was copied here, and may be somebody's only copy.
 //
-// Who else is at work. Two saves: the lock excludes one, and so does the condition of step 6; the
-// second one fails, and says which save was first. Only where a place has neither locks nor tags
-// are two replacements not kept apart, which a warning says. A save without a communicator takes no
-// lock, but looks for it once its head exists, as this save looks for heads once it has the lock:
-// one of them sees the other (attempt.cc). Where there are no locks, leftovers stay, and step 5
-// ends with another look.
+// Who else is at work. Of two saves the lock or the condition of step 6 refuses one, which says who
+// was first. Only two replacements without locks and tags are not kept apart, which a warning says.
+// A save without a communicator takes no lock, but looks for it once its head exists, as this one
+// looks for heads once it has the lock: one sees the other (attempt.cc). Without locks leftovers
+// stay, and step 5 ends with another look.
 //
-// A crash at any point:
-//  - Before step 6 the switch, if there is one, is the old one. No file that it names was touched,
-//    because all new files have new names. The new files are leftovers: the note covers them, and
-//    the switch does not name them. A manifest beside the switch's temporary file is that of a save
-//    that was not published; without it, that of a checkpoint that has lost its index.
-//  - At the put the old or the new switch is there. Both are complete, and so are all files that
-//    either names: steps 4 and 5 are over, and step 7 has not begun.
-//  - After step 6 the old switch can't come back when step 7 removes the files that it named. What
-//    step 7 does not reach is covered by the note.
+// A crash before step 6: the switch, if there is one, is the old one. No file that it names was
+// touched, because new files have new names: leftovers, which the note covers. A manifest beside
+// the switch's temporary file is of a save that was not published; without it, of a checkpoint that
+// has lost its index. At the put: the old or the new switch is there, and what either names is
+// complete: 5 is over, and 7 has not begun. After step 6: the old switch can't come back when its
+// files go; what stays is covered by the note.
 //
-// An answer that is lost. If the put fails, the switch may have been made all the
-// same, now or later. From the first try on nobody removes anything of this save, old or new, until
-// the answer is definite. The switch is put again, with a new temporary file if the first is gone:
-// it is done, or refused, and what stands is read: this save's, which is then put once more so that
-// it is durable, or another's, and then the save has failed. If no try succeeds, the error says
-// that it is not known whether the checkpoint exists. Step 2 of the next save or gc decides.
+// A put without an answer may have made the switch, now or later. Until an answer is definite
+// nobody removes anything of this save, old or new. The switch is put again, with a new temporary
+// file if the first is gone. It is done; or refused: what stands is read, this save's, which is put
+// once more so that it is durable, or another's: the save has failed. If no try succeeds, the error
+// says that it is not known whether the checkpoint exists; step 2 of the next save or gc decides.
 //
-// Files with fixed names where there are no directories (replaces_one_by_one()). Into an empty
-// place they are put before the switch, if absent. A checkpoint of the same dialect is replaced one
-// by one: the format's file, which names the save, is the switch, and the dialect's follow it. Step
-// 5 puts copies of these under the save's own names, which readers take where the standing file is
-// not the one that the manifest describes. After a crash the next save or gc puts them
-// (finish_index()).
+// Fixed names where there are no directories. Files of the index (replaces_one_by_one()) are put
+// before the switch, if absent, into an empty place. Over a checkpoint of the same dialect the
+// format's file, which names the save, is the switch, and the dialect's follow it; step 5 puts
+// copies of these under the save's own names, which readers take where the standing file is not the
+// one that the manifest describes. After a crash the next save or gc puts them (finish_index()).
+// zarr's data files have them if one process writes all, into an empty place. It notes them after
+// step 3, and puts each if absent: a file of another program ends the save. While no switch stands,
+// who comes next removes what has these names, also what another program has put there since a
+// crash; who has lost his claim removes none: they may be another save's.
 //
-// Data files with fixed names where there are no directories: zarr's, and only where one process
-// writes all of them, into an empty place. It notes their names after step 3, and puts each if
-// absent, so that a file of another program ends the save. While no switch stands, who comes next
-// removes what has these names, as he removes files of the index; what another program has put
-// there since a crash would go with them. Who has lost his claim removes none, because the names
-// may be another save's by then.
-//
-// A save that fails before step 6 when no rank writes any more, and whose data files are gone,
-// removes its note, and then the directories that it made. Nobody who waits for the lock takes a
-// removed file for it (Storage::claim()).
+// A save that fails before step 6, when no rank writes any more and its data files are gone,
+// removes its note, then the directories that it made. A removed file is no lock.
 #include "tilestone/engine/commit/transaction_internal.h"
 
 #include <algorithm>
