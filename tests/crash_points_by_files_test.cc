@@ -22,12 +22,26 @@ constexpr int kRanks = 2;
 // sanitizers.
 constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
 
-// Runs for each dialect.
+// Runs for each dialect: on a disk, and in objects.
 class SaveByFilesCrashes : public testing::TestWithParam<std::string> {};
+
+bool is_of(std::string_view what) {
+  return SaveByFilesCrashes::GetParam().find(what) != std::string::npos;
+}
+bool is_megatron() { return is_of("megatron"); }
+
+// In objects the claims of who has died have lapsed.
+std::shared_ptr<Storage> storage_of(FileImage image) {
+  if (!is_of("objects")) return memory_storage(std::move(image));
+  std::erase_if(image, [](const auto& file) {
+    return file.first.ends_with(".claim") || file.first.ends_with("/lock");
+  });
+  return memory_objects(std::move(image));
+}
 
 SaveOptions by_files(int rank, const std::string& token) {
   SaveOptions options;
-  options.dialect = dialect_named(SaveByFilesCrashes::GetParam());
+  options.dialect = dialect_named(is_megatron() ? "megatron" : "pytorch");
   options.by_files = ByFiles{rank, kRanks, token};
   options.by_files->wait = rank + 1 == kRanks;
   options.timeout = 20;
@@ -62,8 +76,6 @@ void save_all(const std::function<std::shared_ptr<Storage>(int)>& storage, int64
     }
   }
 }
-
-bool is_megatron() { return SaveByFilesCrashes::GetParam() == "megatron"; }
 
 // What Megatron-Core finds: 0 if there is no metadata.json, else the value in common.pt.
 int64_t stock_finds(Storage& storage) {
@@ -111,7 +123,7 @@ void expect_that_another_may_follow(const std::shared_ptr<Storage>& storage, Cou
 
 void expect_recovery(const FileImage& image, Counts& counts) {
   ++counts.images;
-  const auto fresh = [&] { return memory_storage(image); };
+  const auto fresh = [&] { return storage_of(image); };
   const int64_t found = found_at(fresh());
   EXPECT_TRUE(found == 0 || found == 3) << found;
   counts.whole += found == 3 ? 1 : 0;
@@ -150,7 +162,7 @@ void expect_recovery(const FileImage& image, Counts& counts) {
 }
 
 std::shared_ptr<FaultDisk> save_on(const FaultHook& hook) {
-  auto disk = FaultDisk::create(memory_storage(), hook);
+  auto disk = FaultDisk::create(storage_of({}), hook);
   save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
   return disk;
 }
@@ -171,7 +183,7 @@ TEST_P(SaveByFilesCrashes, ARankThatDiesAtAnyCallIsCompletedByItselfOrAnybody) {
   Counts counts;
   const uint64_t calls = save_on({})->calls();
   for (uint64_t at = 0; at < calls; at += kStride) {
-    const auto inner = memory_storage();
+    const auto inner = storage_of({});
     const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
       return call.index == at ? FaultAction::die_after() : FaultAction::pass();
     });
@@ -193,7 +205,9 @@ TEST_P(SaveByFilesCrashes, ARankThatDiesAtAnyCallIsCompletedByItselfOrAnybody) {
   set_log_level(LogLevel::kWarning);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dialects, SaveByFilesCrashes, testing::Values("pytorch", "megatron"),
+INSTANTIATE_TEST_SUITE_P(Dialects, SaveByFilesCrashes,
+                         testing::Values("pytorch", "megatron", "pytorch_in_objects",
+                                         "megatron_in_objects"),
                          [](const auto& dialect) { return dialect.param; });
 
 }  // namespace tilestone::crash_points_by_files_test

@@ -1,6 +1,6 @@
 // Changes of an existing checkpoint, remove_keys(), repair() and the removal of a run's step, in
-// which the machine crashes at every storage call. What is left is the old checkpoint or the
-// changed one, and the same call completes it.
+// which the machine crashes at every storage call, or each call goes wrong in each way. What is
+// left is the old checkpoint or the changed one, and the same call completes it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,35 +25,44 @@
 
 namespace tilestone::crash_points_of_changes_test {
 
-using Change = std::function<void(const Location& location)>;
+constexpr uint64_t kAnswerStride = 3;
+
+// Returns whether all was done, or throws.
+using Change = std::function<bool(const Location& location)>;
 // Checks what is left, and returns whether it is the changed checkpoint.
 using Judge = std::function<bool(const FileImage& image)>;
 
-// Judges everything that a crash at any call of `change` may leave of `image`. A crash after
-// `change` has returned must leave the changed checkpoint.
-void crash_everywhere(const FileImage& image, const Change& change, const Judge& judge,
-                      std::shared_ptr<Storage> (*make)(FileImage) = &memory_storage) {
+// Judges everything that a crash or a failure at any call of `change` may leave of `image`. Once
+// `change` has returned, it is the changed checkpoint.
+void try_everywhere(const FileImage& image, const Change& change, const Judge& judge,
+                    std::shared_ptr<Storage> (*make)(FileImage) = &memory_storage) {
   const LogLevel level = set_log_level(LogLevel::kOff);
-  bool ended = false;
+  bool ended = false, fails = false;
   const auto run = [&](const FaultHook& hook) {
     auto disk = FaultDisk::create(make(image), hook);
+    ended = false;
     try {
-      change(Location(disk->storage()));
+      ended = change(Location(disk->storage()));
     } catch (const Error& error) {
-      EXPECT_TRUE(disk->crashed()) << error.what();
+      EXPECT_TRUE(fails || disk->crashed()) << error.what();
     }
-    ended = !disk->crashed();
     return disk;
   };
-  int changed = 0;
-  const uint64_t judged = tilestone::crash_everywhere(run, [&](const FileImage& left, uint64_t) {
-    const bool is_changed = judge(left);
-    EXPECT_TRUE(is_changed || !ended);
-    changed += is_changed ? 1 : 0;
-  });
-  std::cout << judged << " crash points in all, " << changed << " with the changed checkpoint\n";
-  EXPECT_GT(judged, 8u);
-  EXPECT_GT(changed, 0);
+  for (; !testing::Test::HasFailure(); fails = true) {
+    int changed = 0;
+    const auto check = [&](const FileImage& left, uint64_t) {
+      const bool is_changed = judge(left);
+      EXPECT_TRUE(is_changed || !ended);
+      changed += is_changed ? 1 : 0;
+    };
+    const uint64_t judged =
+        fails ? fail_everywhere(run, check, kAnswerStride) : crash_everywhere(run, check);
+    std::cout << judged << (fails ? " calls went wrong, " : " crash points in all, ") << changed
+              << " with the changed checkpoint\n";
+    EXPECT_GT(judged, 8u);
+    EXPECT_GT(changed, 0);
+    if (fails) break;
+  }
   set_log_level(level);
 }
 
@@ -106,8 +115,12 @@ std::vector<std::string> keys_at(const std::shared_ptr<Storage>& storage) {
 
 // `files`: how many data files there may be after gc has cleaned up.
 void remove_everywhere(const FileImage& image, int64_t files) {
-  crash_everywhere(
-      image, [](const Location& location) { remove_keys(location, "drop."); },
+  try_everywhere(
+      image,
+      [](const Location& location) {
+        remove_keys(location, "drop.");
+        return true;
+      },
       [&](const FileImage& left) {
         const auto storage = memory_storage(left);
         const auto keys = keys_at(storage);
@@ -147,8 +160,8 @@ void remove_step_everywhere(const std::function<void(SaveOptions&)>& choose,
     if (!is_claim || make == &memory_storage) image[kStep + ("/" + name)] = std::move(bytes);
   }
   int points = 0;
-  crash_everywhere(
-      image, [](const Location& run) { RunDirectory(run).remove(kStep); },
+  try_everywhere(
+      image, [](const Location& run) { return RunDirectory(run).remove(kStep) == Removed::kNow; },
       [&](const FileImage& left) {
         FileImage later = left;
         if (make != &memory_storage)
@@ -213,7 +226,7 @@ FileImage with_copies() {
   return image;
 }
 
-void repair_at(const Location& location) { EXPECT_TRUE(repair(location).now.ok()); }
+bool repair_at(const Location& location) { return repair(location).now.ok(); }
 
 TEST(CrashesOfRepairs, LeaveAMissingFileMissingOrWhole) {
   const FileImage image = with_copies();
@@ -223,12 +236,12 @@ TEST(CrashesOfRepairs, LeaveAMissingFileMissingOrWhole) {
   ASSERT_NE(file, image.end());
   FileImage without = image;
   without.erase(file->first);
-  crash_everywhere(without, repair_at, [&](const FileImage& left) {
+  try_everywhere(without, repair_at, [&](const FileImage& left) {
     const auto found = left.find(file->first);
     if (found != left.end()) {
       EXPECT_EQ(found->second, file->second);
     }
-    repair_at(Location(memory_storage(left)));
+    EXPECT_TRUE(repair_at(Location(memory_storage(left))));
     return found != left.end();
   });
 }
@@ -239,12 +252,12 @@ TEST(CrashesOfRepairs, LeaveADamagedFileAsItWasOrMended) {
   const auto tensor = static_cast<uint32_t>(metadata.find_tensor("a") - metadata.tensors.data());
   const ItemLocation& at = metadata.place(tensor, 0, kNoCopy);
   image[metadata.files[at.file]][at.offset + at.length / 2] ^= std::byte{4};
-  crash_everywhere(image, repair_at, [&](const FileImage& left) {
+  try_everywhere(image, repair_at, [&](const FileImage& left) {
     const auto storage = memory_storage(left);
     const VerifyReport report = Checkpoint::open(Location(storage)).verify();
     EXPECT_LE(report.damages.size(), 1u);
     for (const Damage& damage : report.damages) EXPECT_EQ(damage.key, "a");
-    repair_at(Location(storage));
+    EXPECT_TRUE(repair_at(Location(storage)));
     return report.ok();
   });
 }

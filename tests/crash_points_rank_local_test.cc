@@ -1,5 +1,6 @@
-// Torch's rank-local mode: ranks that die at any storage call of their saves, and a machine that
-// crashes at any call of publish(). The same ranks and publish() complete it afterwards.
+// Torch's rank-local mode: ranks that die at any storage call of their saves, a machine that
+// crashes at any call of publish(), and calls of publish() that go wrong. The same ranks and
+// publish() complete it afterwards.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -19,6 +20,7 @@ namespace tilestone::crash_points_rank_local_test {
 
 constexpr int kRanks = 3;
 constexpr int64_t kFirst = 3;
+constexpr uint64_t kAnswerStride = 7;
 
 // As row_state(), with an object that differs from rank to rank.
 StateDict state_of(int rank) {
@@ -64,6 +66,16 @@ void expect_ordinary(const std::shared_ptr<Storage>& storage) {
   EXPECT_TRUE(find_leftovers(Location(storage)).empty());
 }
 
+bool stands(const std::shared_ptr<Storage>& storage) {
+  try {
+    Checkpoint::open(Location(storage));
+    return true;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+    return false;
+  }
+}
+
 std::vector<std::string> unpublished_in(const std::shared_ptr<Storage>& storage) {
   std::vector<std::string> ids;
   for (const UnpublishedSave& save : find_unpublished(Location(storage))) {
@@ -93,53 +105,52 @@ void expect_recovery(const FileImage& image) {
   expect_ordinary(storage);
 }
 
-// Returns the number of judged images.
-uint64_t publish_with_crashes(const FileImage& image) {
-  return crash_everywhere(
-      [&](const FaultHook& hook) {
-        auto disk = FaultDisk::create(memory_storage(image), hook);
-        try {
-          publish(Location(disk->storage(0)));  // a failure after the switch does not throw
-        } catch (const Error& error) {
-          EXPECT_TRUE(disk->crashed()) << error.what();
-        }
-        return disk;
-      },
-      [](const FileImage& left, uint64_t) { expect_recovery(left); });
+std::shared_ptr<FaultDisk> publish_on(const FileImage& image, const FaultHook& hook, bool fails) {
+  auto disk = FaultDisk::create(memory_storage(image), hook);
+  try {
+    publish(Location(disk->storage(0)));  // a failure after the switch does not throw
+  } catch (const Error& error) {
+    EXPECT_TRUE(fails || disk->crashed()) << error.what();
+  }
+  return disk;
+}
+
+std::shared_ptr<FaultDisk> save_on(const FaultHook& hook) {
+  auto disk = FaultDisk::create(memory_storage(), hook);
+  save_all([&](int rank) { return disk->storage(rank); });
+  return disk;
 }
 
 TEST(RankLocalCrashes, PublishingLeavesOneKindOrTheOtherAndCanBeCompleted) {
   const LogLevel before = set_log_level(LogLevel::kError);
-  const FileImage image = memory_image(*saved());
-  const uint64_t points =
-      publish_with_crashes(image) + publish_with_crashes(without_tilestones_files(image));
-  std::cout << points << " crash points in all\n";
+  const FileImage saved_image = memory_image(*saved());
+  const auto check = [](const FileImage& left, uint64_t) { expect_recovery(left); };
+  for (const FileImage& image : {saved_image, without_tilestones_files(saved_image)}) {
+    std::cout << crash_everywhere(
+                     [&](const FaultHook& hook) { return publish_on(image, hook, false); }, check)
+              << " crash points in all, ";
+    std::cout << fail_everywhere(
+                     [&](const FaultHook& hook) { return publish_on(image, hook, true); }, check,
+                     kAnswerStride)
+              << " calls went wrong\n";
+  }
   set_log_level(before);
 }
 
 TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgain) {
   const LogLevel before = set_log_level(LogLevel::kError);
-  const uint64_t points = crash_everywhere(
-      [](const FaultHook& hook) {
-        auto disk = FaultDisk::create(memory_storage(), hook);
-        save_all([&](int rank) { return disk->storage(rank); });
-        return disk;
-      },
-      [](const FileImage& left, uint64_t) {
-        const auto storage = memory_storage(left);
-        try {
-          Checkpoint::open(Location(storage));
-          expect_state(storage);
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
-        }
-        save_all([&](int) { return storage; });
-        expect_state(storage);
-        publish(Location(storage));
-        remove_leftovers(Location(storage));  // from before the rank's restart
-        expect_ordinary(storage);
-      });
-  std::cout << points << " crash points in all\n";
+  const auto check = [](const FileImage& left, uint64_t) {
+    const auto storage = memory_storage(left);
+    if (stands(storage)) expect_state(storage);
+    save_all([&](int) { return storage; });
+    expect_state(storage);
+    publish(Location(storage));
+    remove_leftovers(Location(storage));  // from before the rank's restart
+    expect_ordinary(storage);
+  };
+  const uint64_t points = crash_everywhere(save_on, check);
+  std::cout << points << " crash points in all, " << fail_everywhere(save_on, check, kAnswerStride)
+            << " calls went wrong\n";
   EXPECT_GT(points, 20u);
   set_log_level(before);
 }

@@ -1,6 +1,6 @@
 // Simulates a crash of the machine at every storage call of a save. All, none or any part of the
-// unsynced data survives. Afterwards a new reader
-// must find the whole previous checkpoint or the whole new one, and a later save must succeed.
+// unsynced data survives. Or each call goes wrong in each way. Afterwards a new reader must find
+// the whole previous checkpoint or the whole new one, and a later save must succeed.
 //
 // A location is the root of a storage, so a save next to an older checkpoint is a first save on a
 // storage of its own. tests/kills has both cases in one real folder.
@@ -49,7 +49,14 @@ struct Scenario {
   bool after_unsynced = false;
   bool copies = false;         // each rank keeps copies of the chunks that the others write
   bool in_background = false;  // by async_save
+  std::shared_ptr<Storage> (*make)(FileImage) = &memory_storage;
 };
+
+// Where the lease of who has died has lapsed.
+std::shared_ptr<Storage> lapsed_objects(FileImage image) {
+  image.erase(".tilestone/lock");
+  return memory_objects(std::move(image));
+}
 
 void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage, int64_t first,
                bool overwrite, bool copies = false, bool in_background = false) {
@@ -126,7 +133,9 @@ FaultAction die_after_the_rename(const StorageCall& call) {
   return last ? FaultAction::die_after() : FaultAction::pass();
 }
 
-std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& hook) {
+// `ended`: whether no rank has thrown.
+std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& hook,
+                                   bool* ended = nullptr) {
   std::optional<FinishingOrder> order;
   if (scenario.order) order.emplace(*scenario.order);
   const auto ordered = [&](const StorageCall& call) {
@@ -136,16 +145,17 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
     if (order && action.then == FaultAction::Then::kCrash) order->end();
     return action;
   };
-  const auto disk = FaultDisk::create(memory_storage(scenario.before), ordered);
+  const auto disk = FaultDisk::create(scenario.make(scenario.before), ordered);
   if (scenario.after_unsynced) {
     run_ranks_collect(scenario.ranks, [&](Communicator comm) {
       save_rows(comm, disk->storage(kEarlier + comm.rank()), kUnsynced, true);
     });
   }
-  run_ranks_collect(scenario.ranks, [&](Communicator comm) {
+  const auto thrown = run_ranks_collect(scenario.ranks, [&](Communicator comm) {
     save_rows(comm, disk->storage(comm.rank()), kNew, scenario.old_stands, scenario.copies,
               scenario.in_background);
   });
+  if (ended != nullptr) *ended = std::ranges::count(thrown, nullptr) == std::ssize(thrown);
   return disk;
 }
 
@@ -171,20 +181,23 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage, size_t copies =
   }
 }
 
-void judge(const Scenario& scenario, const FileImage& image, uint64_t number) {
-  const auto storage = memory_storage(image);
+// Returns what was found.
+int64_t judge(const Scenario& scenario, const FileImage& image, uint64_t number) {
+  const auto storage = scenario.make(image);
   const int64_t found = find_checkpoint(storage, scenario.copies ? 1 : 0);  // of "p"
   const int64_t old = scenario.old_stands ? kOld : 0;
   const bool unsynced = scenario.after_unsynced && found == kUnsynced;
   EXPECT_TRUE(found == old || found == kNew || unsynced) << "found " << found;
   if (number % 4 != 0 || testing::Test::HasFailure())
-    return;  // a later save takes longer than everything else
+    return found;  // a later save takes longer than everything else
   save_rows(Communicator(), storage, kLater, found != 0);
   EXPECT_EQ(find_checkpoint(storage), kLater);
+  return found;
 }
 
 // The machine dies at every n-th point. CMake sets it; it is greater than 1 under sanitizers.
 constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
+constexpr uint64_t kAnswerStride = 7 * kStride;
 // For random survival of unsynced data.
 constexpr uint64_t kSeeds = 16;
 
@@ -202,8 +215,27 @@ class CrashPoints : public testing::Test {
         kSeeds);
     std::printf("[          ] %s: %lu crash points\n", scenario.name,
                 static_cast<unsigned long>(points));
-    EXPECT_GT(points, 100 / kStride);
+    EXPECT_GT(points, (scenario.make == &memory_storage ? 100u : 20u) / kStride);
     total_ += points;
+  }
+  static void expect_safe_answers(const Scenario& scenario) {
+    const Quiet quiet;
+    SCOPED_TRACE(scenario.name);
+    bool ended = false;
+    uint64_t made = 0;
+    const uint64_t points =
+        fail_everywhere([&](const FaultHook& hook) { return save_on(scenario, hook, &ended); },
+                        [&](const FileImage& image, uint64_t number) {
+                          const int64_t found = judge(scenario, image, number);
+                          EXPECT_TRUE(!ended || found == kNew);
+                          made += found == kNew;
+                        },
+                        kAnswerStride);
+    std::printf("[          ] %s: %lu calls went wrong, the new checkpoint after %lu\n",
+                scenario.name, static_cast<unsigned long>(points),
+                static_cast<unsigned long>(made));
+    EXPECT_GT(made, 0u);
+    EXPECT_LT(made, points);
   }
 
  private:
@@ -223,12 +255,30 @@ TEST_F(CrashPoints, SavesInTheBackground) {
   first.in_background = overwrite.in_background = true;
   expect_safe_everywhere(first);
   expect_safe_everywhere(overwrite);
+  overwrite.name = "overwrite in the background, objects";
+  overwrite.make = &lapsed_objects;
+  expect_safe_everywhere(overwrite);
+}
+
+TEST_F(CrashPoints, AnswersOfSavesInTheBackground) {
+  for (const auto make : {&memory_storage, &lapsed_objects}) {
+    const std::string where = make == &memory_storage ? "" : ", objects";
+    const std::string names[] = {"first save in the background" + where,
+                                 "overwrite in the background" + where};
+    Scenario first{names[0].c_str(), {}, 2, false};
+    Scenario overwrite{names[1].c_str(), saved_image(2, kOld), 2, true};
+    first.in_background = overwrite.in_background = true;
+    first.make = overwrite.make = make;
+    expect_safe_answers(first);
+    expect_safe_answers(overwrite);
+  }
 }
 
 TEST_F(CrashPoints, OverwriteWithLocalCopies) {
   Scenario scenario{"overwrite with copies", saved_image(2, kOld, true), 2, true};
   scenario.copies = true;
   expect_safe_everywhere(scenario);
+  expect_safe_answers(scenario);
 }
 
 TEST_F(CrashPoints, AfterASaveWhoseRenameWasNotSynced) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -13,11 +15,13 @@
 namespace tilestone {
 namespace {
 
-// Where and how the machine dies: at the `number`-th call of a client that changes the disk.
+// Where and how the machine dies, at the `number`-th call of a client that changes the disk, or a
+// call goes wrong, at the `number`-th of all.
 struct Crash {
   int client = 0;
   uint64_t number = 0;
   FaultAction action;
+  std::string what = {};
 };
 
 bool leaves_a_change(StorageOp op) { return changes_storage(op) && op != StorageOp::kClose; }
@@ -84,6 +88,65 @@ uint64_t crash_everywhere(const CrashedWork& work, const CrashJudge& judge, uint
     SCOPED_TRACE("crash " + std::to_string(at) + ", at change " + std::to_string(crash.number) +
                  " of client " + std::to_string(crash.client));
     judge_all(*run_into(crash, work), at * seeds);
+  }
+  return judged;
+}
+
+namespace {
+
+struct Way {
+  const char* name;
+  FaultAction action;
+  bool changes = false, late = false, twice = false;  // only of calls that can do so
+
+  bool is_of(StorageOp op) const {
+    if ((changes && !changes_storage(op)) || (late && !comes_late(op))) return false;
+    return !twice || op != StorageOp::kExchangeDirectories;  // no file server has it
+  }
+};
+
+const Way kWays[] = {{"fails", FaultAction::fail(EIO)},
+                     {"is executed, but fails", FaultAction::fail_after(EIO), true},
+                     {"is executed late", FaultAction::fail_late(EIO, 1), true, true},
+                     {"is executed later", FaultAction::fail_late(EIO, 7), true, true},
+                     {"is executed twice", FaultAction::repeat(), true, false, true}};
+
+// Every way in which a call of the work can go wrong.
+std::vector<Crash> failures_of(const CrashedWork& work) {
+  std::mutex mutex;
+  std::map<int, uint64_t> calls;
+  std::vector<Crash> found;
+  work([&](const StorageCall& call) {
+    const std::lock_guard lock(mutex);
+    const uint64_t number = calls[call.client]++;
+    for (const Way& way : kWays) {
+      if (!way.is_of(call.op)) continue;
+      const std::string client = " of client " + std::to_string(call.client);
+      found.push_back({call.client, number, way.action,
+                       std::string(to_string(call.op)) + " " + std::string(call.name) + client +
+                           ", call " + std::to_string(number) + ", " + way.name});
+    }
+    return FaultAction::pass();
+  });
+  return found;
+}
+
+}  // namespace
+
+uint64_t fail_everywhere(const CrashedWork& work, const CrashJudge& judge, uint64_t stride) {
+  if (::getenv("TILESTONE_EVERY_ANSWER") != nullptr) stride = 1;
+  uint64_t judged = 0;
+  const std::vector<Crash> failures = failures_of(work);
+  for (uint64_t at = 0; at < failures.size() && !testing::Test::HasFailure(); at += stride) {
+    const Crash& failure = failures[at];
+    SCOPED_TRACE(failure.what);
+    const auto number = std::make_shared<std::atomic<uint64_t>>();
+    const auto disk = work([&failure, number](const StorageCall& call) {
+      const bool is_it = call.client == failure.client && (*number)++ == failure.number;
+      return is_it ? failure.action : FaultAction::pass();
+    });
+    disk->execute_late();
+    judge(disk->surviving_image(Survival::kAll), judged++);
   }
   return judged;
 }

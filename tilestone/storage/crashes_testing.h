@@ -1,4 +1,4 @@
-// All that a crash of the machine may leave of some work.
+// All that a crash of the machine, or a call that fails, may leave of some work.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,14 @@ using CrashJudge = std::function<void(const FileImage& image, uint64_t number)>;
 // Ends after the first failure. Returns the number of judged images.
 uint64_t crash_everywhere(const CrashedWork& work, const CrashJudge& judge, uint64_t stride = 1,
                           uint64_t seeds = 1);
+
+// Lets each call of the work go wrong in each way, and judges what is left once the work is over.
+// The call fails and is never executed; its answer is lost; it is executed before the first or the
+// seventh call after the one that reported its failure; or it is executed twice. A call that
+// changes nothing, or can't come late, has fewer ways. `stride`: only every n-th way, and all with
+// $TILESTONE_EVERY_ANSWER.
+//
+// Ends after the first failure. Returns the number of judged images.
+uint64_t fail_everywhere(const CrashedWork& work, const CrashJudge& judge, uint64_t stride = 1);
 
 }  // namespace tilestone

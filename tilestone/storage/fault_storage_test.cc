@@ -1,5 +1,6 @@
 #include "tilestone/storage/fault_storage_testing.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -92,6 +93,21 @@ TEST(FaultDisk, AFailureHasTheErrnoAndTheNameAndLeavesNoTemporaryFile) {
     }
     EXPECT_EQ(memory->list(), Names{"f"});
     EXPECT_EQ(as_text(read_file(*memory, "f", 9)), "old");
+  }
+}
+
+TEST(FaultDisk, AListingThatLagsShowsWhatWasRemovedAndNothingThatIsNew) {
+  for (const auto make : {&memory_storage, &memory_objects}) {
+    const auto disk = FaultDisk::create(make({{"a", {}}, {"d/b", {}}}));
+    const auto storage = disk->storage();
+    const FileImage before = {{"a", {}}, {"d/b", {}}};
+    storage->remove("d/b");
+    put_file(*storage, "c", as_bytes("c"));
+    EXPECT_THAT(storage->list(), testing::ElementsAre("a", "c"));
+    disk->lag_listings(before);
+    EXPECT_THAT(storage->list(), testing::ElementsAre("a", "d/b"));
+    EXPECT_FALSE(storage->stat("d/b"));
+    EXPECT_TRUE(storage->stat("c"));
   }
 }
 

@@ -58,7 +58,8 @@ struct FaultDisk::State {
   mutable std::mutex mutex;
   std::unique_ptr<FaultJournal> journal;  // null if memory is null
   std::atomic<bool> no_exchange = false;
-  std::set<int> dead;                                                      // clients
+  std::shared_ptr<Storage> listed;  // what listings show; null: what is there
+  std::set<int> dead;               // clients
   std::multimap<int, std::weak_ptr<std::unique_ptr<StorageClaim>>> locks;  // by client
   std::multimap<uint64_t, std::function<void()>> late;  // by the index of the call that it precedes
 
@@ -360,8 +361,9 @@ class FaultStorage : public Storage {
     const bool is_of_stores = depth == Depth::kAtOnce || depth == Depth::kUnfinished;
     if (is_of_stores && directories() != nullptr) return {};
     Listing found;
-    state_.perform(call(StorageOp::kList, prefix),
-                   [&] { found = state_.inner->listing(prefix, depth); });
+    state_.perform(call(StorageOp::kList, prefix), [&] {
+      found = (state_.listed ? state_.listed : state_.inner)->listing(prefix, depth);
+    });
     return found;
   }
 
@@ -477,6 +479,13 @@ std::shared_ptr<Storage> FaultDisk::storage(int client) {
 }
 
 void FaultDisk::take_away_exchange() { state_->no_exchange = true; }
+
+void FaultDisk::lag_listings(FileImage earlier) {
+  const std::lock_guard lock(state_->mutex);
+  const bool in_files = state_->inner->directories() != nullptr;
+  state_->listed =
+      in_files ? memory_storage(std::move(earlier)) : memory_objects(std::move(earlier));
+}
 
 void FaultDisk::execute_late() { state_->execute_late(UINT64_MAX); }
 

@@ -50,6 +50,8 @@ enum class StorageOp : uint8_t {
 std::string_view to_string(StorageOp op);  // "create", ...
 // Whether a call of this kind can change the disk.
 bool changes_storage(StorageOp op);
+// Whether FaultAction::fail_late can execute it late.
+bool comes_late(StorageOp op);
 
 // A call that is about to be made.
 struct StorageCall {
@@ -146,6 +148,10 @@ class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
 
   // From now on directories can't be exchanged: kUnsupported.
   void take_away_exchange();
+
+  // From now on listings lag: they show the names of this earlier image, of files that were removed
+  // since then too, and none that is newer.
+  void lag_listings(FileImage earlier);
 
   // Executes what is still to be executed late.
   void execute_late();
