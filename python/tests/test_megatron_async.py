@@ -354,6 +354,33 @@ def _save_run(folder: pathlib.Path, iteration: int, context: Any, **more: Any) -
     )
 
 
+def test_saves_in_the_queue_of_megatrons_training_are_finalized_there(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that passes no `args=` has them there, also with a checkpointing_context."""
+    queue = AsyncCallsQueue()
+    programs: Any = types.ModuleType("megatron.training.async_utils")
+    programs.schedule_async_save = queue.schedule_async_request
+    programs.is_empty_async_queue = lambda: queue.get_num_unfinalized_calls() == 0
+    programs.maybe_finalize_async_save = lambda blocking=False, terminate=False: (
+        queue.maybe_finalize_async_calls(blocking),
+        queue.close() if terminate else None,
+    )
+    held: Any = types.ModuleType("megatron.training.global_vars")
+    args = arguments(tmp_path, async_save=True)
+    held.get_args = lambda: args
+    for module in (programs, held):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    context: dict[str, Any] = {}
+    model = make_model(None)
+    for iteration, finalizing in ((100, (context, True)), (200, (True,)), (300, (None, True, True))):
+        training.save_checkpoint(iteration, model, None, None, 0, context)
+        assert not training.is_empty_async_queue(context)
+        assert training.maybe_finalize_async_save(*finalizing) == []
+        assert training.is_empty_async_queue() and "async_calls" not in context
+        assert tracker_of(tmp_path).read_text() == str(iteration)
+
+
 def test_a_save_in_the_call_finalizes_those_in_flight_first(tmp_path: pathlib.Path) -> None:
     """They would move the tracker back later."""
     context: dict[str, Any] = {}

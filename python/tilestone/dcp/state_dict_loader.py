@@ -158,6 +158,9 @@ def _is_descended(items: list[Any]) -> bool:
     )
 
 
+_CELL = re.compile(r".+/shard_[\d.]+_[\d.]+", re.DOTALL)
+
+
 class _Filler:
     """Fills the caller's state from a loaded one.
 
@@ -189,7 +192,8 @@ class _Filler:
                 state[key] = self._made(new, path)
 
     def _made(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if opaque.find_in(value) is None:
+        # torch gives a cell of Megatron-Core's grids of objects as it is stored: in a list.
+        if opaque.find_in(value) is None and not _CELL.fullmatch(str(path[-1])):
             return value
         # torch up to 2.3 saved a dict without tensors as one object.
         for size in range(len(path), 0, -1):
@@ -206,7 +210,7 @@ class _Filler:
                 return data
         if self._opened is None:
             self._opened = open_checkpoint(self._path)
-        return self._opened.object_bytes(key) if key in self._opened else None
+        return self._opened.object_bytes(key) if self._opened._handle.is_object(key) else None
 
     def _own_bytes_of(self, key: str, own: _calls.StoredMetadata) -> bytes | None:
         info = own.storage_data.get(MetadataIndex(key))

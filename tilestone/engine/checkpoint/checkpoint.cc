@@ -257,7 +257,9 @@ std::optional<Value> Checkpoint::common() const {
 }
 
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
-  const engine::ObjectRead read{&find_object(metadata(), key)};
+  const std::optional<StoredObject>& common = state_->opened.common;  // stored as objects are
+  const bool is_common = common && common->key == key;
+  const engine::ObjectRead read{is_common ? &*common : &find_object(metadata(), key)};
   return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
 }
 

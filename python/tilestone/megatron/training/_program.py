@@ -74,10 +74,9 @@ def arguments() -> Any:
         return None  # get_args() raises this before the arguments are set up
 
 
-def schedule_async_save() -> Any:
-    """Megatron's function that queues a save; None if its training is not loaded."""
-    found = sys.modules.get("megatron.training.async_utils")
-    return getattr(found, "schedule_async_save", None)
+def async_saves() -> Any:
+    """Megatron's module with the queue of its saves; None if its training is not loaded."""
+    return sys.modules.get("megatron.training.async_utils")
 
 
 def rng_tracker() -> Any:

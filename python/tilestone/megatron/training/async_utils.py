@@ -36,9 +36,9 @@ def scheduler(
     """
     if context is not None and QUEUE in context:
         return context[QUEUE].schedule_async_request  # type: ignore[no-any-return]
-    found = _program.schedule_async_save() if args is None else None
-    if found is not None:
-        return found  # type: ignore[no-any-return]
+    programs = _program.async_saves() if args is None else None
+    if programs is not None:
+        return programs.schedule_async_save  # type: ignore[no-any-return]
     if context is None:
         raise InvalidArgumentError(
             "args.async_save needs a checkpointing_context, which keeps the saves in flight",
@@ -49,26 +49,33 @@ def scheduler(
 
 
 def maybe_finalize_async_save(
-    checkpointing_context: Dict[str, Any] | None,
+    checkpointing_context: Dict[str, Any] | bool | None = None,
     blocking: bool = False,
     terminate: bool = False,
 ) -> list[int]:
     """Publishes the saves in flight that have been written, and moves the tracker. Every rank calls.
 
     Args:
-        checkpointing_context: the dict that was passed to save_checkpoint().
+        checkpointing_context: the dict that was passed to save_checkpoint(). If it has no queue, the
+            saves are in that of Megatron's training, whose function is called. A bool is that
+            function's own first parameter, `blocking`.
         blocking: wait until all saves are written.
         terminate: also end the queue. Without `blocking` the saves that are not written yet are
             then abandoned.
 
     Returns:
-        The numbers of the saves that were finalized, counted from 0.
+        The numbers of the saves that were finalized, counted from 0; [] if Megatron's queue has them.
 
     Raises:
         CheckpointingException: a save failed, on every rank; the tracker names what it named before.
     """
+    if isinstance(checkpointing_context, bool):
+        checkpointing_context, blocking = None, checkpointing_context
     queue = (checkpointing_context or {}).get(QUEUE)
     if queue is None:
+        programs = _program.async_saves()
+        if programs is not None and _program.arguments() is not None:
+            programs.maybe_finalize_async_save(blocking, **({"terminate": True} if terminate else {}))
         return []
     finalized: list[int] = queue.maybe_finalize_async_calls(blocking)
     if terminate:
@@ -76,10 +83,13 @@ def maybe_finalize_async_save(
     return finalized
 
 
-def is_empty_async_queue(checkpointing_context: Dict[str, Any] | None) -> bool:
-    """Whether no save is in flight."""
+def is_empty_async_queue(checkpointing_context: Dict[str, Any] | None = None) -> bool:
+    """Whether no save is in flight. Where they are: as for `maybe_finalize_async_save`."""
     queue = (checkpointing_context or {}).get(QUEUE)
-    return queue is None or queue.get_num_unfinalized_calls() == 0
+    if queue is not None:
+        return bool(queue.get_num_unfinalized_calls() == 0)
+    programs = _program.async_saves()
+    return programs is None or bool(programs.is_empty_async_queue())
 
 
 class Finalizing:
