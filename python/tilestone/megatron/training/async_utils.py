@@ -70,7 +70,7 @@ def maybe_finalize_async_save(
         CheckpointingException: a save failed, on every rank; the tracker names what it named before.
     """
     if isinstance(checkpointing_context, bool):
-        checkpointing_context, blocking = None, checkpointing_context
+        blocking, checkpointing_context = checkpointing_context, None
     queue = (checkpointing_context or {}).get(QUEUE)
     if queue is None:
         programs = _program.async_saves()
