@@ -141,6 +141,16 @@ std::vector<std::string> list_all(Storage& storage) {
   return names;
 }
 
+// A listing may lag, as a file server's client shows it: where it has files of a save and no
+// switch, the switch may have come since. Then they are no leftovers, so it is asked for by name.
+void add_late_switch(Storage& storage, std::vector<std::string>& names) {
+  if (std::ranges::none_of(names, is_own_name) || looks_like_checkpoint(names)) return;
+  for (const std::string& name : {std::string(".metadata"), std::string(kMegatronConfig)}) {
+    if (!storage.stat(name)) continue;
+    names.insert(std::ranges::lower_bound(names, name), name);
+  }
+}
+
 }  // namespace
 
 bool is_saved_to(Storage& storage) {
@@ -250,6 +260,7 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
   Standing here;
   CheckpointNames found = look_among(storage, [&] {
     here.names = list_all(storage);
+    add_late_switch(storage, here.names);
     return identifying(here.names);
   });
   here.notes = read_notes(storage, here.names);
