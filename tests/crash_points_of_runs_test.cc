@@ -12,7 +12,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/storage/crashes_testing.h"

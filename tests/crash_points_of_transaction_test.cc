@@ -92,8 +92,8 @@ class Saving {
   void write(int rank) {
     const engine::SaveShare& share = shares_[static_cast<size_t>(rank)];
     std::shared_ptr<Storage> place = client_(rank)->child(kPlace);
-    if (!transaction_.staging().empty())
-      place = engine::staging_storage(*place, transaction_.staging());
+    if (!transaction_.sibling().empty())
+      place = engine::sibling_storage(*place, transaction_.sibling());
     const engine::WriteTask task{&share.items, &share.local,     share.assignment, false,
                                  share.rank,   share.world_size, share.save_id};
     receipts_.push_back(write_items(*place, *share.format, task, share.options, Deadline::never()));

@@ -36,11 +36,11 @@ std::vector<Place> places_of(const std::vector<ForeignPlace>& places) {
 }
 
 nb::tuple write(const nb::bytes& path, const std::string& save_id, int rank, int world_size,
-                const std::string& staging, int first_file, const std::vector<Encoded>& encoded,
+                const std::string& sibling, int first_file, const std::vector<Encoded>& encoded,
                 const std::vector<Chunk>& chunks, const Resources& resources, double seconds) {
   const Entered entered;
   const Location location(path_of(path));
-  ForeignShare share{save_id, rank, world_size, staging, first_file, {}, {}};
+  ForeignShare share{save_id, rank, world_size, sibling, first_file, {}, {}};
   for (const Encoded& each : encoded) share.encoded.push_back(encoded_of(each));
   for (const auto& [key, shape, box, data] : chunks) {
     share.chunks.push_back({key, shape, box, data});
@@ -93,16 +93,16 @@ void bind_foreign_save(nb::module_& m) {
   nb::class_<HeldSave>(m, "ForeignSave", "The coordinator's part of a save that torch plans.")
       .def(nb::new_(&begin), "path"_a, "save_id"_a, "overwrite"_a, "seconds"_a)
       .def_prop_ro("save_id", &ForeignSave::save_id)
-      .def_prop_ro("staging", &ForeignSave::staging,
+      .def_prop_ro("sibling", &ForeignSave::sibling,
                    "The directory beside the path in which the ranks write; empty: in the path.")
       .def("commit", &commit, "receipts"_a, "world_size"_a, "index"_a, "files"_a, "seconds"_a)
       .def(
           "abandon",
           [](HeldSave& save, bool none_writes) { without_gil([&] { save.abandon(none_writes); }); },
           "none_writes"_a);
-  m.def("write_foreign", &write, "path"_a, "save_id"_a, "rank"_a, "world_size"_a, "staging"_a,
+  m.def("write_foreign", &write, "path"_a, "save_id"_a, "rank"_a, "world_size"_a, "sibling"_a,
         "first_file"_a, "encoded"_a, "chunks"_a, "resources"_a, "seconds"_a,
-        nb::sig("def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging: "
+        nb::sig("def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, sibling: "
                 "str, first_file: int, encoded: collections.abc.Sequence[tuple[str, bytes, "
                 "tuple[str, tuple[int, ...], Box] | None]], chunks: "
                 "collections.abc.Sequence[tuple[str, tuple[int, ...], Box, TensorView]], "

@@ -6,7 +6,7 @@
 
 #include "python/src/bindings.h"
 #include "tilestone/base/uuid.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
@@ -97,24 +97,25 @@ std::pair<std::string, std::string> other_than_model(const nb::bytes& path) {
   });
 }
 
-void bind_staging(nb::module_& m) {
-  using engine::Staging;
-  nb::class_<Staging>(m, "Staging",
-                      "The directory beside a place in which a folder is made that then takes it.")
+void bind_sibling(nb::module_& m) {
+  using engine::NewSibling;
+  nb::class_<NewSibling>(
+      m, "NewSibling", "The directory beside a place in which a folder is made that then takes it.")
       .def(nb::new_([](const nb::bytes& path, const std::string& save_id) {
              const Location location(path_of(path));
-             return std::make_unique<Staging>(location.shared(), save_id);
+             return std::make_unique<NewSibling>(location.shared(), save_id);
            }),
            "path"_a, "save_id"_a)
-      .def("begin", [](Staging& staging) { without_gil([&] { staging.begin(); }); })
+      .def("begin", [](NewSibling& sibling) { without_gil([&] { sibling.begin(); }); })
       .def(
           "publish",
-          [](Staging& staging, const std::string& made) {
-            without_gil([&] { staging.publish_part(made, true); });
+          [](NewSibling& sibling, const std::string& made) {
+            without_gil([&] { sibling.publish_part(made, true); });
           },
           "made"_a, "Moves a folder of the directory, which is durable, to the place.")
-      .def("abandon",
-           [](Staging& staging) { without_gil([&] { staging.abandon(); }, WithoutGil::kShort); });
+      .def("abandon", [](NewSibling& sibling) {
+        without_gil([&] { sibling.abandon(); }, WithoutGil::kShort);
+      });
   m.def(
       "clean_beside",
       [](const nb::bytes& path) {
@@ -140,7 +141,7 @@ void find_certificates() {
 
 void bind_places(nb::module_& m) {
   find_certificates();
-  bind_staging(m);
+  bind_sibling(m);
   m.def(
       "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); }, "path"_a,
       "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");

@@ -1,6 +1,6 @@
 // What only a file system can do: directories that are swapped, renamed and held open. The storage
 // itself uses it for the short forms of Storage. Above it, only the commit of files with fixed
-// names does (engine/commit/staging.cc).
+// names does (engine/commit/sibling.cc).
 #pragma once
 
 #include <memory>

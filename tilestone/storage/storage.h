@@ -45,7 +45,7 @@ struct ReadCosts {
 struct StorageFacts {
   std::string description;  // the root as shown to a person: a path or a URL
   // What only file systems can do, and only the commit of files with fixed names needs
-  // (engine/commit/staging.cc). The storage owns it. Null: not here.
+  // (engine/commit/sibling.cc). The storage owns it. Null: not here.
   Directories* directories = nullptr;
   // Directories are there by themselves: one without files is listed, no file can have its name,
   // and a whole one can take another's place. Elsewhere they are only the beginnings of names.

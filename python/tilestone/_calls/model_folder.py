@@ -1,7 +1,7 @@
 """A Hugging Face folder that is made beside the old one, and then takes its place.
 
     parent/NAME                   the folder: the old model, or nothing
-    parent/.NAME.tilestone-ID/    the engine's directory of a save (engine/commit/staging.cc)
+    parent/.NAME.tilestone-ID/    the engine's directory of a save (engine/commit/sibling.cc)
         pieces/                   a checkpoint of all ranks, if tensors have to be joined
         model/                    the new folder
 
@@ -55,9 +55,9 @@ def _link(source: str, target: str) -> None:
             os.fsync(copied.fileno())
 
 
-def _abandon(staging: _core.Staging, process: int) -> None:
+def _abandon(sibling: _core.NewSibling, process: int) -> None:
     if os.getpid() == process:  # not in a forked child
-        staging.abandon()
+        sibling.abandon()
 
 
 class NewFolder:
@@ -82,7 +82,7 @@ class NewFolder:
         self.pieces = os.path.join(self.place, "pieces")
         self.model = os.path.join(self.place, "model")
         self.end: Any = None
-        self._staging: Any = None
+        self._sibling: Any = None
 
     def begin(self) -> None:
         """Makes the hidden directory.
@@ -96,11 +96,11 @@ class NewFolder:
         self._check_old()
         if (earlier := _begun.get(self.path)) is not None:
             earlier.abandon()
-        self._staging = _core.Staging(os.fsencode(self.path), self.attempt)
-        self.end = weakref.finalize(self, _abandon, self._staging, os.getpid())
+        self._sibling = _core.NewSibling(os.fsencode(self.path), self.attempt)
+        self.end = weakref.finalize(self, _abandon, self._sibling, os.getpid())
         _begun[self.path] = self
         try:
-            self._staging.begin()
+            self._sibling.begin()
         except BaseException:
             self.abandon()
             raise
@@ -155,7 +155,7 @@ class NewFolder:
                     _link(entry.path, target)
         for directory, _, _ in os.walk(self.model):
             sync(directory)
-        self._staging.publish(os.path.basename(self.model))
+        self._sibling.publish(os.path.basename(self.model))
         self.abandon()
 
     def abandon(self) -> None:

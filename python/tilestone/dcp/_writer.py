@@ -54,13 +54,13 @@ class _Order(_torchs._StoragePrefix):
 
     Attributes:
         prefix: of the names of files that torch's own code writes.
-        save_id, staging: as in _core.ForeignSave.
+        save_id, sibling: as in _core.ForeignSave.
         rank, world_size: in the group that saves.
         path: the writer's.
     """
 
     save_id: str
-    staging: str
+    sibling: str
     rank: int
     world_size: int
     path: str
@@ -263,8 +263,8 @@ class FileSystemWriter(_torchs.FileSystemWriter):
 
     def _order(self, rank: int, world_size: int) -> _Order:
         assert self._begun is not None
-        prefix, staging = f"{self.save_id}__{rank}_", self._begun.staging
-        return _Order(prefix, self.save_id, staging, rank, world_size, str(self.path))
+        prefix, sibling = f"{self.save_id}__{rank}_", self._begun.sibling
+        return _Order(prefix, self.save_id, sibling, rank, world_size, str(self.path))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items. They are durable when it returns."""
@@ -289,7 +289,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         self, plan: SavePlan, planner: SavePlanner, order: _Order | None
     ) -> Future[list[WriteResult]]:
         valid.refuse_any_url(self.path, "a save whose files torch writes")
-        if order is not None and order.staging:
+        if order is not None and order.sibling:
             raise UnsupportedError(
                 f"the checkpoint at {self.path} can't be replaced by files that torch writes",
                 hint="save elsewhere, or remove that checkpoint first",
@@ -353,7 +353,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         files = self.thread_count if self.single_file_per_rank else items
         resources.files_per_rank = max(1, min(files, 1024))
         receipt, files, encoded, chunks = _core.write_foreign(
-            _place(order.path), order.save_id, order.rank, order.world_size, order.staging,
+            _place(order.path), order.save_id, order.rank, order.world_size, order.sibling,
             first_file, batch.encoded, batch.chunks, resources, _core.DEFAULT_TIMEOUT,
         )  # fmt: skip
         return batch.made(receipt, encoded, chunks), files

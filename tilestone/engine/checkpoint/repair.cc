@@ -28,7 +28,7 @@
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/checkpoint/repair_file_internal.h"
 #include "tilestone/engine/checkpoint/verify_plan_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"

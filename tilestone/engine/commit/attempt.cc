@@ -59,7 +59,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"

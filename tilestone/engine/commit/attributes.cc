@@ -2,7 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attributes_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/manifest.h"

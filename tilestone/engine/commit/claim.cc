@@ -7,7 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/or_log.h"
 #include "tilestone/base/pause.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 
 namespace tilestone::engine {
 namespace {

@@ -9,7 +9,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/or_log.h"
 #include "tilestone/engine/commit/old_checkpoint_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"

@@ -6,7 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -110,7 +110,7 @@ void expect_no_directory_of_index(Storage& location, const Format& format) {
 // then until Megatron-Core's own save has ended, Megatron-Core's readers do not accept the
 // directory as a checkpoint. Our readers do not accept it either once the new .metadata exists,
 // because the manifest names the dialect (check_dialect() in open/opening.cc).
-bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms) {
+bool needs_sibling(Storage& location, const Standing& here, const SaveTerms& terms) {
   if (terms.dialect->shares_directory() || replaces_one_by_one(location, here, terms)) return false;
   const DetectedFormat& found = here.found;
   if (!has_fixed_names(*terms.format, *terms.dialect) && !here.foreign &&

@@ -30,9 +30,9 @@ void expect_free(Storage& location, const Standing& here, const SaveTerms& terms
 // have none.
 void expect_no_directory_of_index(Storage& location, const Format& format);
 // Whether the new or the existing checkpoint has files whose names contain no save id. A stock
-// reader would mix old and new ones. If the location is empty and has no parent for a staging
+// reader would mix old and new ones. If the location is empty and has no parent for a sibling
 // directory, the save can be made in place, because the switch is published last.
-bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms);
+bool needs_sibling(Storage& location, const Standing& here, const SaveTerms& terms);
 
 // Whether the save is one in place all the same, and puts the files with fixed names one by one:
 // where a put can ask for a tag, over a checkpoint of the same format and dialect.

@@ -1,8 +1,8 @@
 // Keys are removed by a save that replaces the checkpoint (transaction.cc), except that its data
 // files are those of the replaced one. Its index has a new save id, and so names a new manifest.
 // Both describe the checkpoint without the removed keys. Files with fixed names (common.pt,
-// metadata.json) stay, so nothing is staged. For a checkpoint without a manifest, only the index is
-// replaced.
+// metadata.json) stay, so no sibling is needed. For a checkpoint without a manifest, only the index
+// is replaced.
 #include "tilestone/engine/commit/removal.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The commit protocol. Staged saves have their own: see staging.cc.
+// The commit protocol. Saves in a sibling have their own: see sibling.cc.
 //
 // The names of a save's data files, manifest and temporary files contain its save id, a random
 // UUID: no two saves use the same. Only the index has fixed names. One file of it, the switch,
@@ -145,9 +145,9 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 // Nothing is made at a location that the first look refuses.
 void Transaction::begin(Deadline deadline) {
   const Standing before = look([&] { end_removal(*location_, deadline); });
-  const bool is_staged = needs_staging(*location_, before, terms_);
-  expect_directories(*location_, terms_, !is_staged);
-  if (is_staged) return begin_staged(before);
+  const bool in_sibling = needs_sibling(*location_, before, terms_);
+  expect_directories(*location_, terms_, !in_sibling);
+  if (in_sibling) return begin_in_sibling(before);
   const bool is_fresh = std::ranges::none_of(before.names, in_tilestone_directory);
   begin_in_place(is_fresh, deadline);
 }
@@ -175,17 +175,17 @@ Standing Transaction::look(const std::function<void()>& end_removal) const {
 // Refuses before the location is locked, because the lock's file would stay there. If another save
 // changes the location meanwhile, only the look under the lock counts. Each save of ours changes
 // the names there.
-void Transaction::begin_staged(const Standing& before) {
+void Transaction::begin_in_sibling(const Standing& before) {
   const Dialect* const remains_of = terms_.overwrite ? terms_.dialect.get() : nullptr;
   try {
     expect_only_checkpoint(*location_, before, remains_of);
   } catch (const Error&) {
     if (!is_saved_to(*location_) && before.names == location_->list()) throw;
   }
-  staging_.emplace(location_, terms_.save_id);
-  staging_->begin();
+  sibling_.emplace(location_, terms_.save_id);
+  sibling_->begin();
   expect_only_checkpoint(*location_, look(), remains_of);
-  storage_ = staging_->storage();
+  storage_ = sibling_->storage();
 }
 
 void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
@@ -193,7 +193,7 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   expect_no_directory_of_index(*location_, *terms_.format);
   claim_.take(*location_, is_fresh, deadline);
   Standing here = look();
-  if (needs_staging(*location_, here, terms_)) fail_under_way(*location_);
+  if (needs_sibling(*location_, here, terms_)) fail_under_way(*location_);
   location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
   old_.one_by_one = replaces_one_by_one(*location_, here, terms_);
@@ -226,7 +226,7 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
 }
 
 void Transaction::note_files(const std::set<std::string>& names, Deadline deadline) {
-  if (staging_) return;
+  if (sibling_) return;
   if (!claim_.is_held() && !claim_.is_lost()) {
     throw Error(ErrorCode::kUnsupported,
                 "files without a save id in their names can't be written to " +
@@ -260,7 +260,7 @@ void Transaction::prepare_made(NewIndex made, const std::set<std::string>& diale
 
 // new_ is what is published, of which the switch comes last.
 void Transaction::prepare_index(bool manifest, int threads, Deadline deadline) {
-  if (!staging_) {
+  if (!sibling_) {
     const IndexFile& file = switch_file(new_.index);
     storage_->prepare_put(temporary_of(file), file.bytes, deadline);
   }
@@ -278,19 +278,19 @@ void Transaction::prepare_index(bool manifest, int threads, Deadline deadline) {
     mark_replaced(*location_, terms_.save_id, old_.rank_local, deadline);
   }
   // This look precedes publish_before(), whose files may themselves look like a checkpoint.
-  if (!staging_ && !claim_.is_held()) look();
+  if (!sibling_ && !claim_.is_held()) look();
   if (has_named_files_) deadline = claim_.while_held(*location_, deadline);
   publish_before(threads, deadline);
-  if (!staging_) return;
+  if (!sibling_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
   look();  // an empty location is not locked
 }
 
 void Transaction::commit(Deadline deadline) {
-  if (staging_) {
+  if (sibling_) {
     stage_ = Stage::kTried;
-    staging_->publish();
+    sibling_->publish();
   } else {
     put_switch(deadline);
   }
@@ -298,7 +298,7 @@ void Transaction::commit(Deadline deadline) {
     step_->now = std::move(new_.inventory);
     step_->save_id = terms_.save_id;
   }
-  if (!staging_) publish(IndexRole::kAfter, deadline);
+  if (!sibling_) publish(IndexRole::kAfter, deadline);
 }
 
 // Of which copies are put before the switch.
@@ -406,7 +406,7 @@ void Transaction::publish(IndexRole role, Deadline deadline) {
 }
 
 void Transaction::clean() {
-  if (staging_) return staging_->clean();
+  if (sibling_) return sibling_->clean();
   or_log(LogLevel::kWarning, "files of the replaced checkpoint stay", [&] { clean_in_place(); });
 }
 
@@ -429,7 +429,7 @@ void Transaction::discard(std::span<const std::string> files) {
 }
 
 void Transaction::abandon(bool none_writes) {
-  if (staging_) return staging_->abandon();
+  if (sibling_) return sibling_->abandon();
   if (has_named_files_ && !claim_.is_held()) return;
   // These files describe a checkpoint that has no switch and whose data files will be removed.
   if (claim_.is_held() || published_is_ours()) discard(published_);

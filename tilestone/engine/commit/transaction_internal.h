@@ -15,7 +15,7 @@
 #include "tilestone/engine/commit/claim_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/old_checkpoint_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/run/inventory.h"
 #include "tilestone/storage/storage.h"
 
@@ -34,16 +34,17 @@ class Transaction {
 
   // Steps 1 to 3. Error(kAlreadyExists) where a checkpoint exists and `overwrite` is false, or
   // where another save is under way; kUnsupported where the existing checkpoint can't be replaced
-  // in one step (format/foreign.h), or where a staged save is needed and not possible.
+  // in one step (format/foreign.h), or where a save in a sibling is needed and not possible.
   void begin(Deadline deadline);
-  // Where ranks write, once the save has begun: the location, or the directory of a staged save.
+  // Where ranks write, once the save has begun: the location, or the sibling of a save.
   const std::shared_ptr<Storage>& storage() const { return storage_; }
-  // The name of a staged save's directory, by which ranks of other processes find it
-  // (staging_storage()), once the save has begun. "": the save is not staged.
-  std::string staging() const { return staging_ ? staging_->name() : std::string(); }
+  // The name of the sibling, by which ranks of other processes find it
+  // (sibling_storage()), once the save has begun. "": the save writes at the location.
+  std::string sibling() const { return sibling_ ? sibling_->name() : std::string(); }
 
   // Between steps 3 and 4: the names of the data files, if they have no save id in them and the
-  // save is not staged. Error(kUnsupported) where that needs a claim and nothing can be claimed.
+  // save writes at the location. Error(kUnsupported) where that needs a claim and nothing can be
+  // claimed.
   void note_files(const std::set<std::string>& names, Deadline deadline);
   // After a failure, before abandon(): removes files that this save has made. Not those with fixed
   // names that may be another save's by now, because the claim was lost.
@@ -88,7 +89,7 @@ class Transaction {
 
   Standing look(const std::function<void()>& end_removal = nullptr) const;
   void begin_in_place(bool is_fresh, Deadline deadline);
-  void begin_staged(const Standing& before);
+  void begin_in_sibling(const Standing& before);
   void expect_own_files();
   void prepare_index(bool manifest, int threads, Deadline deadline);
   void publish_before(int threads, Deadline deadline);
@@ -103,9 +104,9 @@ class Transaction {
 
   SaveTerms terms_;
   std::shared_ptr<Storage> location_;
-  std::shared_ptr<Storage> storage_;  // see storage()
-  Claim claim_;                       // of the location
-  std::optional<Staging> staging_;    // of a staged save, which has a claim of its own
+  std::shared_ptr<Storage> storage_;   // see storage()
+  Claim claim_;                        // of the location
+  std::optional<NewSibling> sibling_;  // of a save in a sibling, which has a claim of its own
   OldCheckpoint old_;
   NewIndex new_;
   std::vector<std::string> published_;  // files of the index that this save has published

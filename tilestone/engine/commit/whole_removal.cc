@@ -45,7 +45,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/claim_internal.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"

@@ -5,7 +5,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -22,15 +22,15 @@ void make_target(const Location& location, const WriteFile& write, bool is_folde
     throw Error(ErrorCode::kUnsupported, std::string("no ") + (is_folder ? "folder" : "file") +
                                              " can be made at " + location.describe());
   }
-  Staging staging(location.shared(), random_uuid());
+  NewSibling sibling(location.shared(), random_uuid());
   try {
-    staging.begin();
-    staging.publish_part(write(staging.storage(), entry->name), is_folder);
+    sibling.begin();
+    sibling.publish_part(write(sibling.storage(), entry->name), is_folder);
   } catch (...) {
-    staging.abandon();
+    sibling.abandon();
     throw;
   }
-  staging.abandon();  // only the directory is left
+  sibling.abandon();  // only the directory is left
 }
 
 }  // namespace

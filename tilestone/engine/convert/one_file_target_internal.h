@@ -12,7 +12,7 @@ namespace tilestone::engine {
 
 // Makes a hidden directory beside the location, calls `write` with it and with the file's name, and
 // moves the file that `write` has made there, durable, to the location; `write` returns its name in
-// the directory. The directory is that of a staged save (commit/staging.cc), so what a killed
+// the directory. The directory is that of a save in a sibling (commit/sibling.cc), so what a killed
 // process leaves is found and removed by the next conversion and by gc. After a failure nothing is
 // left. Error(kAlreadyExists) if something exists at the location; kUnsupported if no file can be
 // there.

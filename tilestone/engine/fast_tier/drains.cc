@@ -25,7 +25,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/base/size_text.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/fast_tier/copying_internal.h"
 #include "tilestone/engine/fast_tier/drains_internal.h"
@@ -89,7 +89,7 @@ bool may_replace(const KeptStep& about, const RunDirectory& run) {
   return true;
 }
 
-// Begins the transaction, and returns "/" and the staged directory; "": the step stands there.
+// Begins the transaction, and returns "/" and the name of the sibling; "": the step stands there.
 Bytes begin(DrainCommit& commit, const RunDirectory& run, const std::shared_ptr<Storage>& location,
             const Deadline& deadline) {
   const std::string& save_id = commit.index.about.save_id;
@@ -99,7 +99,7 @@ Bytes begin(DrainCommit& commit, const RunDirectory& run, const std::shared_ptr<
   commit.transaction.emplace(location, format, save_dialect_named(commit.manifest.dialect), save_id,
                              may_replace(commit.index.about, run));
   commit.transaction->begin(deadline);
-  return to_bytes("/" + commit.transaction->staging());
+  return to_bytes("/" + commit.transaction->sibling());
 }
 
 void prepare(DrainCommit& commit, const Deadline& deadline) {
@@ -293,7 +293,7 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
     const Bytes answer = begin_together(comm, step, commit, location);
     const bool stands = answer.empty();
     if (answer.size() > 1)
-      work.to = staging_storage(*location, std::string(as_text(answer).substr(1)));
+      work.to = sibling_storage(*location, std::string(as_text(answer).substr(1)));
     if (!stands) copy_together(comm, step, commit, work);
     Rounds last(comm, "the end of a drain", step.save_id, turn_end());
     may_be_published = true;

@@ -13,7 +13,8 @@
 //  4. The coordinator waits a second for this, and then removes the outcome. If a rank is late, the
 //     outcome stays for it. A later save removes it as a leftover.
 //
-// A staged save is renamed when it is published: the ranks hold its directory open (Storage::held).
+// A save in a sibling is renamed when it is published: the ranks hold its directory open
+// (Storage::held).
 //
 // The coordinator dies: its lock is released by the system, and a lease lapses. A rank that waits
 // finds the location unlocked and no outcome, or its own receipt removed (by a later save, as a

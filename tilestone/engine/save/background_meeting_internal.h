@@ -22,7 +22,7 @@ namespace tilestone::engine {
 // One rank's view. Used by one thread at a time.
 class BackgroundMeeting {
  public:
-  // `storage`: where the ranks write, the location or the directory of a staged save.
+  // `storage`: where the ranks write, the location or the sibling of a save.
   BackgroundMeeting(std::shared_ptr<Storage> storage, const std::string& save_id, int rank,
                     int ranks, StoreCommunicator::Tree tree = {});
 

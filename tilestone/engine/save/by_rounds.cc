@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/save/described_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"
@@ -122,7 +122,7 @@ class Coordinator {
     }
     std::vector<Bytes> answers;
     for (Orders& one : planning_.orders) {
-      if (transaction_) one.staging_name = transaction_->staging();
+      if (transaction_) one.sibling = transaction_->sibling();
       answers.push_back(std::exchange(one, {}).encode());
     }
     return answers;

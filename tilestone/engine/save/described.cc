@@ -134,7 +134,7 @@ PlannedShare follow(RankPlanning own, Orders orders, SessionParts* session) {
   if (share.format->needs_grid()) set_grids(share, orders.grids);
   planned.result.common_differs = own.common_differs;
   planned.location = std::move(own.location);
-  planned.staging_name = orders.staging_name;
+  planned.sibling = orders.sibling;
   planned.share = std::move(share);
   return planned;
 }

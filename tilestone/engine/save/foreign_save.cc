@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
@@ -162,10 +162,10 @@ ForeignWritten write_foreign(const Location& location, const ForeignShare& share
   SaveOptions options;
   options.resources = resources;
   engine::check_options(options);
-  const auto place = share.staging.empty()
+  const auto place = share.sibling.empty()
                          ? location.shared()
-                         : engine::staging_storage(location.storage(), share.staging);
-  if (share.staging.empty() && share.rank != 0) {
+                         : engine::sibling_storage(location.storage(), share.sibling);
+  if (share.sibling.empty() && share.rank != 0) {
     engine::expect_begun_here(*place, share.save_id, deadline);
   }
   const ShareItems made = items_of(share);
@@ -235,8 +235,8 @@ ForeignSave::ForeignSave(const Location& location, std::string save_id, bool ove
 
 const std::string& ForeignSave::save_id() const { return state_->save_id; }
 
-std::string ForeignSave::staging() const {
-  return state_->transaction ? state_->transaction->staging() : std::string();
+std::string ForeignSave::sibling() const {
+  return state_->transaction ? state_->transaction->sibling() : std::string();
 }
 
 void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes index,

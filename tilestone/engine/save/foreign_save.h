@@ -1,7 +1,7 @@
 // A save that another program plans, such as torch.distributed.checkpoint with a planner of its
 // user. That program decides who writes what, and carries messages between the ranks:
 //
-//  1. The coordinator makes a ForeignSave, and tells every rank its save id and staging().
+//  1. The coordinator makes a ForeignSave, and tells every rank its save id and sibling().
 //  2. Each rank calls write_foreign(), once or several times, and sends the receipts to the
 //     coordinator.
 //  3. The coordinator calls commit() with all receipts, or abandon().
@@ -50,7 +50,7 @@ struct ForeignShare {
   std::string save_id;
   int rank = 0;
   int world_size = 1;
-  std::string staging = {};  // as ForeignSave::staging()
+  std::string sibling = {};  // as ForeignSave::sibling()
   int first_file = 0;        // how many files this rank's earlier calls have written
   std::vector<ForeignBytes> encoded;
   std::vector<ForeignChunk> chunks;
@@ -85,7 +85,7 @@ class ForeignSave {
   ForeignSave(const Location& location, std::string save_id, bool overwrite, Deadline deadline);
   const std::string& save_id() const;
   // The directory beside the location in which all ranks write; "": they write in the location.
-  std::string staging() const;
+  std::string sibling() const;
 
   // Publishes the checkpoint with `index` as its `.metadata`, which the program has made. Ranks
   // that have no receipt have written nothing. `files`: further data files that the index names,

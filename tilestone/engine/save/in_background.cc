@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 
@@ -228,8 +228,8 @@ void InBackground::end_badly(const Error& error) noexcept {
   const bool tried = planned_.transaction->was_tried();
   meeting_.end(BackgroundMeeting::Failed{named(error), tried});
   if (!tried) {
-    // The directory of a staged save will be gone, and the outcome with it.
-    if (!planned_.staging_name.empty()) meeting_.tidy();
+    // The sibling of a save will be gone, and the outcome with it.
+    if (!planned_.sibling.empty()) meeting_.tidy();
     discard(planned_);
   }
   planned_.transaction.reset();

@@ -27,7 +27,7 @@ void walk_plan_message(auto& io, auto& message) {
 // All but the assignment.
 void walk_orders(auto& io, auto& orders) {
   both::text(io, orders.save_id);
-  both::text(io, orders.staging_name);
+  both::text(io, orders.sibling);
   both::texts(io, orders.lost);
   both::u8(io, orders.way);
   both::each(io, orders.grids, 1, [&](auto& cell) { wire::shape(io, cell); });

@@ -75,7 +75,7 @@ struct Orders {
   Assignment assignment = {};          // kExchange only; with kAsBefore the cached plan has it
   std::vector<Dims> grids = {};        // one per tensor of its plan, if the format needs grids
   Bytes groups = {};                   // ContentGroups::encode(), if the coordinator keeps plans
-  std::string staging_name = {};       // see PlannedShare::staging_name
+  std::string sibling = {};            // see PlannedShare::sibling
   std::vector<std::string> lost = {};  // keys of which another rank's version is saved
 
   Bytes encode() const;

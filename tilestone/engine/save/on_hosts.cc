@@ -139,9 +139,9 @@ void OnHosts::save_straight(const Communicator& comm) {
                                       options.overwrite || options.step->replaces,
                                       options.separation_hint);
           planned.transaction->begin(saving.rounds.deadline());
-          return std::vector<Bytes>(ranks.size(), to_bytes(planned.transaction->staging()));
+          return std::vector<Bytes>(ranks.size(), to_bytes(planned.transaction->sibling()));
         });
-    planned.staging_name = as_text(staging);
+    planned.sibling = as_text(staging);
   } catch (...) {
     discard(planned, true);
     throw;

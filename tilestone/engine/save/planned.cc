@@ -7,7 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -74,8 +74,8 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
 }
 
 void open_storage(PlannedShare& planned, const Deadline& deadline) {
-  if (!planned.staging_name.empty()) {
-    planned.storage = staging_storage(*planned.location, planned.staging_name);
+  if (!planned.sibling.empty()) {
+    planned.storage = sibling_storage(*planned.location, planned.sibling);
     return;
   }
   planned.storage = planned.location;

@@ -32,9 +32,9 @@ struct PlannedShare {
   std::shared_ptr<Storage> location;
   SaveShare share;
   SaveResult result;
-  // The directory beside the location into which the ranks of a staged save write; "": they write
-  // to the location.
-  std::string staging_name;
+  // The directory beside the location into which the ranks of a save in a sibling write; "": they
+  // write to the location.
+  std::string sibling;
   std::shared_ptr<Storage>
       storage;  // where this rank writes; set by open_storage() and write_share()
   std::vector<std::string> written;   // its data files, once they are durable
@@ -62,12 +62,12 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
 // They are the session's if `session` is not null. Null if the calling thread alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
-// Sets `storage`. Throws what staging_storage() and expect_begun_here() throw.
+// Sets `storage`. Throws what sibling_storage() and expect_begun_here() throw.
 void open_storage(PlannedShare& planned, const Deadline& deadline);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
 // Also returns only once everything is staged, and throws what LazyStaging throws; if this throws,
 // the caller calls LazyStaging::end().
-// Throws what write_items() and staging_storage() throw. `kept`: of a session; null: none.
+// Throws what write_items() and sibling_storage() throw. `kept`: of a session; null: none.
 // `first_file`: see WriteTask.
 Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline deadline,
                        int first_file = 0);

@@ -9,7 +9,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
 #include "tilestone/format/archive/torch_archive.h"

@@ -12,7 +12,7 @@
 #include "tilestone/base/or_log.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/look_around_internal.h"

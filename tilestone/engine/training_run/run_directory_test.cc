@@ -10,7 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"

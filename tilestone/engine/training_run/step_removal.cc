@@ -21,7 +21,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/or_log.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"

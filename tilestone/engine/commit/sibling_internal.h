@@ -1,6 +1,6 @@
-// Staged saves, for files that can't be switched by one rename. The whole checkpoint is written in
-// a directory beside its location, ".NAME.tilestone-SAVE_ID", and moved into place in one step.
-// staging.cc describes the protocol.
+// Saves in a sibling, for files that can't be switched by one rename. The whole checkpoint is
+// written in a directory beside its location, ".NAME.tilestone-SAVE_ID", and moved into place in
+// one step. sibling.cc describes the protocol.
 #pragma once
 
 #include <cstddef>
@@ -81,9 +81,9 @@ void expect_directories(Storage& location, const SaveTerms& terms, bool is_empty
 // mark (metadata.json) are accepted too: common.pt, .metadata.tmp and data files with stock names.
 void expect_only_checkpoint(Storage& location, const Standing& here, const Dialect* remains_of);
 
-// The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
+// The sibling of a save, opened by a rank. `name`: as the coordinator sent it.
 // Throws fail_elsewhere() where it does not exist.
-std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name);
+std::shared_ptr<Storage> sibling_storage(Storage& location, const std::string& name);
 // For a rank that is about to write to the location: throws fail_elsewhere() where rank 0 has not
 // begun this save. Otherwise the rank would make a directory of its own.
 void expect_begun_here(Storage& location, const std::string& save_id, const Deadline& deadline);
@@ -91,12 +91,12 @@ void expect_begun_here(Storage& location, const std::string& save_id, const Dead
 // missing.
 [[noreturn]] void fail_elsewhere(const Storage& location, const std::string& file);
 
-// The coordinator's part of a staged save. Holds the lock of the directory, and the lock of the
-// location unless that is empty, from begin() until it is destroyed.
-class Staging {
+// The coordinator's part of a save in a sibling. Holds the lock of the directory, and the lock of
+// the location unless that is empty, from begin() until it is destroyed.
+class NewSibling {
  public:
   // Error(kUnsupported) where the location has no parent.
-  Staging(std::shared_ptr<Storage> location, std::string_view save_id);
+  NewSibling(std::shared_ptr<Storage> location, std::string_view save_id);
 
   const std::string& name() const { return name_; }  // in the parent
   const std::shared_ptr<Storage>& storage() const { return storage_; }

@@ -16,7 +16,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -30,7 +30,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone::staged_save_test {
+namespace tilestone::sibling_save_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -333,8 +333,8 @@ TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
   }
 }
 
-// Adds what a killed staged save has left to a checkpoint whose file names do not contain the save
-// id.
+// Adds what a killed save in a sibling has left to a checkpoint whose file names do not contain the
+// save id.
 FileImage with_dead_siblings(FileImage image) {
   for (const char* name : {".ckpt.tilestone-", ".other.tilestone-", "ckpt.tilestone-"}) {
     image[name + std::string(kDeadId) + "/common.pt"] = pattern_bytes(70);
@@ -594,4 +594,4 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   set_log_level(before);
 }
 
-}  // namespace tilestone::staged_save_test
+}  // namespace tilestone::sibling_save_test

@@ -1,5 +1,5 @@
-// The protocol of staged saves. Files of some formats and dialects have names that contain no save
-// id: zarr's files, Megatron-Core's common.pt and metadata.json. If the new checkpoint or the
+// The protocol of saves in a sibling. Files of some formats and dialects have names that contain no
+// save id: zarr's files, Megatron-Core's common.pt and metadata.json. If the new checkpoint or the
 // existing one has such files, one rename can't switch them, and a stock reader would mix the files
 // of two saves. Such a save makes a directory of its own beside the location,
 // ".NAME.tilestone-SAVE_ID", and all its ranks write there. Symbolic links are resolved first: NAME
@@ -42,7 +42,7 @@
 // see the old one until its files are removed. The files that describe it are removed first, so a
 // reader that has them gets an error for each file that is gone. A reader that finds only some of
 // them does not believe what it finds, because the directory no longer stands (find_checkpoint()).
-#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/sibling_internal.h"
 
 #include <algorithm>
 #include <array>
@@ -334,7 +334,7 @@ void expect_only_checkpoint(Storage& location, const Standing& here, const Diale
   }
 }
 
-std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name) {
+std::shared_ptr<Storage> sibling_storage(Storage& location, const std::string& name) {
   const StorageEntry entry = expect_parent(location);
   const auto info = entry.storage->stat(name);
   if (info && !info->regular) return entry.storage->child(name);
@@ -361,7 +361,7 @@ void fail_elsewhere(const Storage& location, const std::string& file) {
           "a mount that is missing on one");
 }
 
-Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
+NewSibling::NewSibling(std::shared_ptr<Storage> location, std::string_view save_id)
     : location_(std::move(location)),
       entry_(expect_parent(*location_)),
       save_id_(save_id),
@@ -370,7 +370,7 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
 
 // Each save locks its own directory before it looks for others'. So of two saves that begin
 // together, at least one sees the other.
-void Staging::begin() {
+void NewSibling::begin() {
   made_ = MadeDirectories(*location_);
   clean_siblings(*location_);
   make_and_lock();
@@ -389,7 +389,7 @@ void Staging::begin() {
 }
 
 // Another save or a gc may remove the directory as a leftover before it is locked.
-void Staging::make_and_lock() {
+void NewSibling::make_and_lock() {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
@@ -409,7 +409,7 @@ void Staging::make_and_lock() {
 }
 
 // Before any file is written, so that the files of a private directory are never seen by others.
-void Staging::copy_permissions() {
+void NewSibling::copy_permissions() {
   or_log(LogLevel::kWarning,
          "the permissions of the directory " + location_->describe() +
              " can't be given to the one that replaces it",
@@ -420,7 +420,7 @@ void Staging::copy_permissions() {
          });
 }
 
-void Staging::publish() {
+void NewSibling::publish() {
   try {
     if (exchanges_) {
       entry_.storage->directories()->exchange(entry_.name, name_);
@@ -443,7 +443,7 @@ void Staging::publish() {
 
 // A file whose name is not durable might or might not outlive a power failure, and would stand in
 // the way.
-void Staging::publish_part(const std::string& made, bool is_folder) {
+void NewSibling::publish_part(const std::string& made, bool is_folder) {
   Storage& above = *entry_.storage;
   const std::string from = name_ + "/" + made;
   if (is_folder && exchanges_) {
@@ -464,7 +464,7 @@ void Staging::publish_part(const std::string& made, bool is_folder) {
 
 // After a rename to a name that was free: its sync may be what has failed. The directory can't be
 // taken back once it replaces another one.
-bool Staging::moves_back() {
+bool NewSibling::moves_back() {
   if (exchanges_) return false;
   try {
     if (entry_.storage->stat(name_)) return true;
@@ -477,11 +477,11 @@ bool Staging::moves_back() {
   }
 }
 
-void Staging::clean() {
+void NewSibling::clean() {
   if (exchanges_) remove(location_lock_);  // the replaced checkpoint has the directory's name now
 }
 
-void Staging::abandon() {
+void NewSibling::abandon() {
   if (makes_own_ && location_lock_ != nullptr) {
     remove_lock_directory(*location_, location_lock_);
   }
@@ -489,7 +489,7 @@ void Staging::abandon() {
   made_.remove();
 }
 
-void Staging::remove(std::unique_ptr<StorageClaim>& lock) {
+void NewSibling::remove(std::unique_ptr<StorageClaim>& lock) {
   try {
     if (!entry_.storage->stat(name_)) return;
     try {
