@@ -966,7 +966,7 @@ def check_options(options: SaveOptions) -> None:
 
 DEFAULT_TIMEOUT: float = 1800.0
 
-class Staging:
+class NewSibling:
     """
     The directory beside a place in which a folder is made that then takes it.
     """
@@ -1096,7 +1096,7 @@ class ForeignSave:
     def save_id(self) -> str: ...
 
     @property
-    def staging(self) -> str:
+    def sibling(self) -> str:
         """
         The directory beside the path in which the ranks write; empty: in the path.
         """
@@ -1105,7 +1105,7 @@ class ForeignSave:
 
     def abandon(self, none_writes: bool) -> None: ...
 
-def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging: str, first_file: int, encoded: Sequence[tuple[str, bytes, tuple[str, tuple[int, ...], Box] | None]], chunks: Sequence[tuple[str, tuple[int, ...], Box, TensorView]], resources: Resources, seconds: float) -> tuple[bytes, int, list[tuple[str, int, int]], list[tuple[str, int, int]]]:
+def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, sibling: str, first_file: int, encoded: Sequence[tuple[str, bytes, tuple[str, tuple[int, ...], Box] | None]], chunks: Sequence[tuple[str, tuple[int, ...], Box, TensorView]], resources: Resources, seconds: float) -> tuple[bytes, int, list[tuple[str, int, int]], list[tuple[str, int, int]]]:
     """
     Writes items to new files. Returns the receipt, how many files were written, and the (file, offset, length) of each item.
     """
