@@ -430,8 +430,9 @@ void NewSibling::publish() {
   } catch (const Error& error) {
     const bool unchanged = error.code() == ErrorCode::kUnsupported ||
                            error.code() == ErrorCode::kAlreadyExists ||
-                           error.code() == ErrorCode::kNotFound || moves_back();
-    if (!unchanged) throw;
+                           error.code() == ErrorCode::kNotFound;
+    if (!unchanged && !exchanges_ && moves_again()) return;
+    if (!unchanged && !moves_back()) throw;
     abandon();
     Error failure(error);
     if (error.code() == ErrorCode::kAlreadyExists) {
@@ -462,12 +463,28 @@ void NewSibling::publish_part(const std::string& made, bool is_folder) {
   }
 }
 
+// After a rename to a name that was free, which may still be executed: it is tried until the answer
+// is definite. False: it was made, and its sync may be what has failed; or no try was answered.
+bool NewSibling::moves_again() {
+  for (std::chrono::duration<double> wait{0.01}; wait < std::chrono::seconds(1); wait *= 5) {
+    pause(wait, Deadline::never());
+    try {
+      if (!entry_.storage->stat(name_)) return false;
+      entry_.storage->directories()->rename(name_, entry_.name);
+      return true;
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, "a rename is tried again: " + std::string(error.what()));
+    }
+  }
+  return false;
+}
+
 // After a rename to a name that was free: its sync may be what has failed. The directory can't be
 // taken back once it replaces another one.
 bool NewSibling::moves_back() {
   if (exchanges_) return false;
   try {
-    if (entry_.storage->stat(name_)) return true;
+    if (entry_.storage->stat(name_)) return false;  // not known; the next save or gc decides
     entry_.storage->directories()->rename(entry_.name, name_);
     return true;
   } catch (const Error& error) {

@@ -121,8 +121,9 @@ class NewSibling {
  private:
   void make_and_lock();
   void copy_permissions();
-  // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
+  bool moves_again();
   bool moves_back();
+  // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
   void remove(std::unique_ptr<StorageClaim>& lock);
 
   std::shared_ptr<Storage> location_;

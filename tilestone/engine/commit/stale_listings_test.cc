@@ -82,6 +82,7 @@ const std::vector<Work>& all_work() {
       {"publish", [](const auto& run) { publish(Location(run->child(kStep))); }},
       {"remains of a run",
        [](const auto& run) { RunDirectory(Location(run)).remove_remains(100); }},
+      {"a removal", [](const auto& run) { RunDirectory(Location(run)).remove(kStep); }, 0},
       {"the newest step",
        [](const auto& run) {
          const auto newest = RunDirectory(Location(run)).newest();

@@ -239,7 +239,7 @@ std::vector<std::string> describing_files(Storage& storage, std::span<const std:
 std::shared_ptr<const RemovalMark> begin_removal(Storage& place, StorageClaim* claim,
                                                  const MayGo& may_go) {
   Standing here;
-  if (claim != nullptr) here.names = place.list();
+  if (claim != nullptr) here.names = names_at(place);
   if (claim == nullptr) here = look_at(place, torch_dist_format());
   if (contains_name(here.names, kRemovedName)) return nullptr;
   auto mark = std::make_shared<RemovalMark>();

@@ -153,6 +153,12 @@ void add_late_switch(Storage& storage, std::vector<std::string>& names) {
 
 }  // namespace
 
+std::vector<std::string> names_at(Storage& storage) {
+  std::vector<std::string> names = list_all(storage);
+  add_late_switch(storage, names);
+  return names;
+}
+
 bool is_saved_to(Storage& storage) {
   try {
     return storage.is_claimed(std::string(kLockName));
@@ -259,8 +265,7 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
   const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
   Standing here;
   CheckpointNames found = look_among(storage, [&] {
-    here.names = list_all(storage);
-    add_late_switch(storage, here.names);
+    here.names = names_at(storage);
     return identifying(here.names);
   });
   here.notes = read_notes(storage, here.names);

@@ -32,6 +32,10 @@ struct Standing {
   bool is_removed = false;  // a checkpoint is being removed here (kRemovedName)
   Notes notes;
 };
+// All names at a place, sorted, and the switch of a checkpoint also if the listing lags and lacks
+// it.
+std::vector<std::string> names_at(Storage& storage);
+
 // Lists the whole tree. `wanted` overrides the format if its files are there. Error(kNotFound) if a
 // file is lost meanwhile.
 Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted);
