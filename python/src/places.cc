@@ -110,7 +110,7 @@ void bind_sibling(nb::module_& m) {
       .def(
           "publish",
           [](NewSibling& sibling, const std::string& made) {
-            without_gil([&] { sibling.publish_part(made, true); });
+            without_gil([&] { sibling.publish_over(made); });
           },
           "made"_a, "Moves a folder of the directory, which is durable, to the place.")
       .def("abandon", [](NewSibling& sibling) {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import uuid
 import weakref
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ class NewFolder:
         self.model = os.path.join(self.place, "model")
         self.end: Any = None
         self._sibling: Any = None
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Makes the hidden directory.
@@ -140,7 +142,19 @@ class NewFolder:
         )
 
     def publish(self) -> None:
-        """Takes over the other files of the old folder, and puts the new one in its place."""
+        """Takes over the other files of the old folder, and puts the new one in its place.
+
+        Raises:
+            AlreadyExistsError: a later save of this process has ended this one.
+        """
+        with self._lock:
+            if self.end is None or not self.end.alive:
+                raise AlreadyExistsError(f"a later save to {self.path} has ended this one")
+            self._publish()
+            self._abandon()
+
+    def _publish(self) -> None:
+        os.makedirs(self.model, exist_ok=True)  # of a state without tensors
         if os.path.isdir(self.path):
             shutil.copymode(self.path, self.model)
             for entry in os.scandir(self.path):
@@ -156,10 +170,13 @@ class NewFolder:
         for directory, _, _ in os.walk(self.model):
             sync(directory)
         self._sibling.publish(os.path.basename(self.model))
-        self.abandon()
 
     def abandon(self) -> None:
         """Removes the hidden directory, also of an attempt that has failed."""
+        with self._lock:
+            self._abandon()
+
+    def _abandon(self) -> None:
         # Not by a call, which does nothing at the interpreter's end.
         if self.end is not None and (left := self.end.detach()):
             _abandon(*left[2])

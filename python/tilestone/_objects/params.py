@@ -102,15 +102,17 @@ class Param:
             if part is not None:
                 return part
         local, shape, mesh, own = self._layout(for_load)
-        if for_load is False and own and not set(self._mesh.ranks) <= set(mesh.ranks):
-            self._say_if_no_rule_fits(name or key)
+        if for_load is False and own:
+            self._say_if_no_rule_fits(name or key, mesh)
         return _core.ShardedTensor.from_param(
             key, local, shape, mesh, own, self._mesh, over, self._rank
         )
 
-    def _say_if_no_rule_fits(self, name: str) -> None:
+    def _say_if_no_rule_fits(self, name: str, own: _core.Mesh) -> None:
         rules = self._placements
-        if isinstance(rules, PlacementRules) and rules.find(name) is None and not rules.has_warned:
+        if not isinstance(rules, PlacementRules) or rules.has_warned or rules.find(name):
+            return
+        if not set(self._mesh.ranks) <= set(own.ranks):
             rules.has_warned = True
             _log.warning(
                 "%s: no rule fits this name, so the ranks outside the parameter's own mesh count as "

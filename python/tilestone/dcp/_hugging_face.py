@@ -283,7 +283,6 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         if self._first is not None:
             self._first.finish(metadata, results)
             new.join(*files_of(self.fqn_to_index_mapping))
-        os.makedirs(new.model, exist_ok=True)  # of a state without tensors
         new.publish()
 
     def __getstate__(self) -> dict[str, Any]:

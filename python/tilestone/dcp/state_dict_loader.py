@@ -188,7 +188,7 @@ class _Filler:
                 self.fill(item, new, path)
             elif type(item) is list and type(new) is list and _is_descended(item):
                 self.fill(item, new, path)
-            elif new is not item:
+            elif new is not item or _CELL.fullmatch(str(key)):
                 state[key] = self._made(new, path)
 
     def _made(self, value: Any, path: tuple[Any, ...]) -> Any:

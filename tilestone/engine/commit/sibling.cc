@@ -420,6 +420,9 @@ void NewSibling::copy_permissions() {
          });
 }
 
+// Of a rename that is not executed later either.
+constexpr std::array kRefusals{EACCES, EPERM, EROFS, ENOSPC, EDQUOT};
+
 void NewSibling::publish() {
   try {
     if (exchanges_) {
@@ -430,7 +433,8 @@ void NewSibling::publish() {
   } catch (const Error& error) {
     const bool unchanged = error.code() == ErrorCode::kUnsupported ||
                            error.code() == ErrorCode::kAlreadyExists ||
-                           error.code() == ErrorCode::kNotFound;
+                           error.code() == ErrorCode::kNotFound ||
+                           std::ranges::find(kRefusals, error.sys_errno()) != kRefusals.end();
     if (!unchanged && !exchanges_ && moves_again()) return;
     if (!unchanged && !moves_back()) throw;
     abandon();
@@ -447,12 +451,6 @@ void NewSibling::publish() {
 void NewSibling::publish_part(const std::string& made, bool is_folder) {
   Storage& above = *entry_.storage;
   const std::string from = name_ + "/" + made;
-  if (is_folder && exchanges_) {
-    above.directories()->exchange(entry_.name, from);
-    makes_own_ = false;  // the replaced folder, which is in the directory now, has it
-    location_lock_.reset();
-    return;
-  }
   if (is_folder) return above.directories()->rename(from, entry_.name);
   above.rename(from, entry_.name, false);
   try {
@@ -461,6 +459,24 @@ void NewSibling::publish_part(const std::string& made, bool is_folder) {
     remove_files(above, std::vector{entry_.name});
     throw;
   }
+}
+
+void NewSibling::publish_over(const std::string& made) {
+  Directories& above = *entry_.storage->directories();
+  const std::string from = name_ + "/" + made;
+  try {
+    try {
+      above.rename(from, entry_.name);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kAlreadyExists) throw;
+      above.exchange(entry_.name, from);
+      makes_own_ = false;  // the replaced folder, which is in the directory now, has it
+    }
+  } catch (const Error& error) {
+    is_uncertain_ = error.code() == ErrorCode::kIo;
+    throw;
+  }
+  made_ = {};
 }
 
 // After a rename to a name that was free, which may still be executed: it is tried until the answer
@@ -502,8 +518,10 @@ void NewSibling::abandon() {
   if (makes_own_ && location_lock_ != nullptr) {
     remove_lock_directory(*location_, location_lock_);
   }
-  remove(lock_);
+  if (!is_uncertain_) remove(lock_);
   made_.remove();
+  location_lock_.reset();
+  lock_.reset();
 }
 
 void NewSibling::remove(std::unique_ptr<StorageClaim>& lock) {

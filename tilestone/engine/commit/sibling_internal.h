@@ -109,9 +109,10 @@ class NewSibling {
   // the directory.
   void publish();
   // Instead of publish(): moves a file or folder of the directory to the location, whose content
-  // must be durable. Only a folder replaces what is there. Durable when it returns. Then, and after
-  // a failure, the caller abandons.
+  // must be durable. Durable when it returns. Then, and after a failure, the caller abandons.
   void publish_part(const std::string& made, bool is_folder);
+  // The same of a folder, which replaces the folder that is there by then, if any.
+  void publish_over(const std::string& made);
   // Removes the replaced directory. Failures are logged.
   void clean();
   // To be called instead of publish(): removes the directory, and what else the save has made.
@@ -132,9 +133,10 @@ class NewSibling {
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<StorageClaim> lock_, location_lock_;
-  bool exchanges_ = false;  // false: the location is absent or empty
-  MadeDirectories made_;    // above the directory, and the location's, which is renamed to
-  bool makes_own_ = false;  // the location had no kTilestoneDirectory, which its lock needs
+  bool exchanges_ = false;     // false: the location is absent or empty
+  MadeDirectories made_;       // above the directory, and the location's, which is renamed to
+  bool makes_own_ = false;     // the location had no kTilestoneDirectory, which its lock needs
+  bool is_uncertain_ = false;  // what the directory holds may stand, or not be replaced durably
 };
 
 }  // namespace tilestone::engine

@@ -146,7 +146,8 @@ std::vector<std::string> list_all(Storage& storage) {
 void add_late_switch(Storage& storage, std::vector<std::string>& names) {
   if (std::ranges::none_of(names, is_own_name) || looks_like_checkpoint(names)) return;
   for (const std::string& name : {std::string(".metadata"), std::string(kMegatronConfig)}) {
-    if (!storage.stat(name)) continue;
+    const auto info = storage.stat(name);
+    if (!info || !info->regular) continue;
     names.insert(std::ranges::lower_bound(names, name), name);
   }
 }

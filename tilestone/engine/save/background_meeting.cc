@@ -220,8 +220,12 @@ void BackgroundMeeting::throw_ended() {
     if (!claimed_[static_cast<size_t>(rank)] || may_work(rank)) continue;
     ended.push_back(rank);
     if (std::ranges::find(ended_, rank) == ended_.end()) continue;
+    storage_->list(std::string(kTilestoneDirectory) +
+                   "/");  // a file server's client then asks anew
     throw_failure();
-    throw Error(ErrorCode::kRankFailed, "the rank has ended before it left its receipt")
+    throw Error(ErrorCode::kRankFailed,
+                "the rank has ended its part before it left its receipt: its process has ended, or "
+                "it could not write its error either")
         .with_rank(rank)
         .with_hint("the checkpoint that was at the location before still stands");
   }

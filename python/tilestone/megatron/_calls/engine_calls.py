@@ -192,6 +192,7 @@ class Asked(Prepared):
         given: the caller's state dict; it is not changed.
         check: called first; if it raises, this rank has failed.
         judge: called with the missing and the unexpected keys; may raise.
+        gives_no_place: whether the load leaves no place in a list for what is not stored.
         unexpected: set by the load: keys that this rank requests and that are not stored.
         missing: set by the load: stored keys that no rank requests, if these are reported.
     """
@@ -202,6 +203,7 @@ class Asked(Prepared):
 
     given: ShardedStateDict
     check: Callable[[], None] = lambda: None
+    gives_no_place: bool = False
     judge: Callable[[set[str], set[str]], None] = lambda missing, unexpected: None
     missing: set[str] = dataclasses.field(default_factory=set)
     unexpected: set[str] = dataclasses.field(default_factory=set)
@@ -273,9 +275,15 @@ class Asked(Prepared):
                 result[key] = value
         return result if result or not loaded or not path else _LEFT_OUT
 
+    def _is_gone(self, made: Any, path: tuple[Any, ...]) -> bool:
+        leaves = list(_leaves(made))
+        return bool(leaves) and all(self._is_left_out(leaf, path) for leaf in leaves)
+
     def _list(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
         places = list(range(len(asked)))
-        if len(asked) != len(loaded):  # common elements are only in one: pair the other elements
+        if self.gives_no_place:
+            places = [place for place in places if not self._is_gone(made[place], (*path, place))]
+        if len(places) != len(loaded):  # common elements are only in one: pair the other elements
             places = [place for place in places if _holds(asked[place], _is_entity)]
         result = [
             self._merged(asked[place], made[place], value, (*path, place))

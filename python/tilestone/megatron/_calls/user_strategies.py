@@ -204,6 +204,7 @@ def load(
         return merge(result, _load_sharded(sharded, checkpoint_dir, *(strategies or ())))  # type: ignore[no-any-return]
 
     together("load by a strategy", group, loaded)
+    asked.gives_no_place = True
     state = together("end of a load", group, lambda: asked.merge(result, unexpected))
     asked.missing, asked.unexpected = missing, unexpected
     return state

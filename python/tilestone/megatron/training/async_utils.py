@@ -70,7 +70,8 @@ def maybe_finalize_async_save(
         CheckpointingException: a save failed, on every rank; the tracker names what it named before.
     """
     if isinstance(checkpointing_context, bool):
-        blocking, checkpointing_context = checkpointing_context, None
+        blocking, terminate = checkpointing_context, blocking or terminate
+        checkpointing_context = None
     queue = (checkpointing_context or {}).get(QUEUE)
     if queue is None:
         programs = _program.async_saves()
