@@ -61,7 +61,6 @@ const std::string kFailedMessage = "failed", kEndedMessage = "ended";
 constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock, in small worlds
 constexpr Seconds kLookForRanks{2};        // between two looks for the claims of ranks
 constexpr double kPeriods = 1.5;           // of a lease, until it counts as lapsed
-constexpr Seconds kTidyTime{1};
 
 std::string claim_name(int rank) { return "claim/" + std::to_string(rank); }
 
@@ -283,11 +282,11 @@ bool BackgroundMeeting::has_seen_outcome(int rank) {
   return !is_there && (found_[i] || comm_.has(rank));
 }
 
-void BackgroundMeeting::tidy() noexcept {
+void BackgroundMeeting::tidy(Seconds patience) noexcept {
   if (ranks_ == 1) return;
   try {
     // Until those that look seldom have looked.
-    const Deadline deadline = Deadline::after(std::max(kTidyTime, 2 * Pauses(ranks_).longest()));
+    const Deadline deadline = Deadline::after(std::max(patience, 2 * Pauses(ranks_).longest()));
     int next = 0;  // the ranks before it have seen the outcome
     for (Pauses pauses(1);; pauses.next(deadline)) {
       while (next < ranks_ && !deadline.expired() && has_seen_outcome(next)) ++next;

@@ -2,6 +2,7 @@
 // background_meeting.cc describes the protocol.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,7 +66,7 @@ class BackgroundMeeting {
   void end(const std::optional<Failed>& failed) noexcept;
   // After end(): waits, at most some seconds, until the others have seen the outcome, and removes
   // what is left. The outcome stays if a rank may still look for it.
-  void tidy() noexcept;
+  void tidy(std::chrono::duration<double> patience = std::chrono::seconds(1)) noexcept;
 
  private:
   std::optional<BackgroundMessage> read(const std::string& name);

@@ -17,6 +17,7 @@ namespace {
 constexpr double kShareOfCoordinator = 0.9;  // of the time: the others still need to hear of it
 // How long after the deadline a rank still looks for the outcome, which says why the save failed.
 constexpr std::chrono::duration<double> kLateOutcome{1};
+constexpr std::chrono::seconds kUntilOthersHaveWritten{5};
 
 Deadline until_outcome(const Deadline& deadline) {
   if (deadline.is_never()) return deadline;
@@ -228,8 +229,8 @@ void InBackground::end_badly(const Error& error) noexcept {
   const bool tried = planned_.transaction->was_tried();
   meeting_.end(BackgroundMeeting::Failed{named(error), tried});
   if (!tried) {
-    // The sibling of a save will be gone, and the outcome with it.
-    if (!planned_.sibling.empty()) meeting_.tidy();
+    // The sibling of a save will be gone, and the outcome with it: for ranks that still write, too.
+    if (!planned_.sibling.empty()) meeting_.tidy(kUntilOthersHaveWritten);
     discard(planned_);
   }
   planned_.transaction.reset();
