@@ -199,15 +199,23 @@ def load(
         )
 
     sharded, missing, unexpected = together("check of a load", group, compared)
+    gone = _names(wanted) - _names(sharded)
 
     def loaded() -> StateDict:
         return merge(result, _load_sharded(sharded, checkpoint_dir, *(strategies or ())))  # type: ignore[no-any-return]
 
     together("load by a strategy", group, loaded)
     asked.gives_no_place = True
-    state = together("end of a load", group, lambda: asked.merge(result, unexpected))
+    state = together("end of a load", group, lambda: asked.merge(result, gone))
     asked.missing, asked.unexpected = missing, unexpected
     return state
+
+
+def _names(sharded: ShardedStateDict) -> set[str]:
+    return {
+        item.unique_key if isinstance(item, ShardedObject) else item.key
+        for item in nested_values(sharded)
+    }
 
 
 def _load_sharded(
