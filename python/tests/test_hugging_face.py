@@ -296,6 +296,23 @@ def test_of_two_saves_to_one_folder_the_later_one_counts_and_what_dead_ones_have
     model_in(NewFolder(path), 4)  # is dropped
     assert os.listdir(tmp_path) == ["hf"]
 
+    # Over a folder with files of Tilestone's, which has a lock of its own.
+    (path / ".tilestone").mkdir(exist_ok=True)
+    (path / ".tilestone" / "x").touch()
+    first, second = model_in(NewFolder(path), 5), model_in(NewFolder(path), 6)
+    with pytest.raises(tilestone.AlreadyExistsError, match="a later save to .*hf has ended this"):
+        first.publish()
+    second.publish()
+    assert torch.equal(tilestone.load(path)["w"], torch.ones(2) * 6)
+    assert os.listdir(tmp_path) == ["hf"]
+
+    new = model_in(NewFolder(tmp_path / "new"), 7)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "tokenizer.json").touch()  # by another program, meanwhile
+    new.publish()
+    assert {"model.safetensors", "tokenizer.json"} <= set(os.listdir(tmp_path / "new"))
+    assert sorted(os.listdir(tmp_path)) == ["hf", "new"]
+
 
 def test_folders_that_can_not_be_replaced_are_refused_before_anything_is_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -177,9 +177,8 @@ class CheckpointManager:
         self._options: AsyncSaveKeywords = options
         place = _core.identity_of(directory).encode("utf-8", "backslashreplace").decode()
         return [
-            ("run_dir", place), ("every", str(int(every))),
-            ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
-            ("async_save", str(async_save)),
+            ("run_dir", place), ("every", str(int(every))), ("keep", repr(keep)),
+            ("name", name), ("strict", str(strict)), ("async_save", str(async_save)),
         ]  # fmt: skip
 
     def _directory_at(self, run_dir: Any) -> bytes:
@@ -190,9 +189,8 @@ class CheckpointManager:
                 f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
             )
         _core.refuse_url(directory)
-        self._directory = os.fsdecode(directory)
-        if not _core.is_url(directory):
-            self._directory = valid.absolute(self._directory)
+        found = os.fsdecode(directory)
+        self._directory = found if _core.is_url(directory) else valid.absolute(found)
         return directory
 
     def _make_exporter(self, export: Any) -> Exporter:
